@@ -1,0 +1,1 @@
+"""The engine: shared streams, their subscribers, and the ledger that decides when the broker is told."""
