@@ -66,6 +66,10 @@ class Unstorable(StoreError):
     """The store refuses this unit for its content (NaN, a NUL character, an object, too large). Trying again does not help."""
 
 
+class SecretKeyMissing(StoreError):
+    """What was stored encrypted opens with none of `store.secret_keys`. Add the key it was stored with."""
+
+
 class TargetError(HeadraceError):
     """A target did not take an event. `retry_after` is in seconds, None leaves the delay to the dispatcher's backoff."""
 

@@ -1,0 +1,55 @@
+"""The store: derived events in SQL before anything is said to a broker, and the outbox they are dispatched from.
+
+`Store` opens a database and has the parts; `Writer` stores units in groups; `model` is the data that goes in and out.
+"""
+
+from headrace.store.model import (
+    SETTLED,
+    Attempt,
+    Backlog,
+    Cause,
+    DeadLetter,
+    DeadLetterRecord,
+    EventFilter,
+    EventRecord,
+    EventState,
+    GroupReport,
+    Lease,
+    StoredEvent,
+    Swept,
+    TriggerDefinition,
+    TriggerRecord,
+    TriggerState,
+    Unit,
+)
+from headrace.store.store import Attempts, DeadLetters, Events, Leases, Outbox, Store, Topic, Triggers
+from headrace.store.writer import Writer
+
+__all__ = [
+    "SETTLED",
+    "Attempt",
+    "Attempts",
+    "Backlog",
+    "Cause",
+    "DeadLetter",
+    "DeadLetterRecord",
+    "DeadLetters",
+    "EventFilter",
+    "EventRecord",
+    "EventState",
+    "Events",
+    "GroupReport",
+    "Lease",
+    "Leases",
+    "Outbox",
+    "Store",
+    "StoredEvent",
+    "Swept",
+    "Topic",
+    "TriggerDefinition",
+    "TriggerRecord",
+    "TriggerState",
+    "Triggers",
+    "Unit",
+    "Writer",
+]
