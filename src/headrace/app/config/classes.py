@@ -1,0 +1,81 @@
+"""Trigger classes that a configuration names: found, and their arguments compared with the constructor.
+
+The one place where a configuration runs a user's code: importing the module, and building the trigger once to see whether
+its constructor takes the arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headrace.app.config.document import KeyPath
+from headrace.app.config.problems import nearest
+from headrace.triggers.base import BaseEventTrigger, BaseTrigger
+
+
+def find_trigger_class(class_path: str, *, on_stream: bool) -> type[BaseTrigger]:
+    """Import `package.module:Class` or `package.module.Class`. Raises `ValueError` that says what is wrong with it."""
+    module_name, _, class_name = class_path.partition(":") if ":" in class_path else class_path.rpartition(".")
+    if not module_name or not class_name.isidentifier():
+        raise ValueError("expected package.module:Class")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a user's module may raise anything as it is imported, and each is their mistake to see
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise ValueError(f"there is no module {error.name!r} in this Python environment") from error
+        raise ValueError(f"importing {module_name!r} failed: {_where(error)}{type(error).__name__}: {error}") from error
+    found = getattr(module, class_name, None)
+    if found is None:
+        known = [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, BaseTrigger)]
+        raise ValueError(f"the module {module_name!r} has no {class_name!r}{nearest(class_name, known)}")
+    if not isinstance(found, type) or not issubclass(found, BaseTrigger):
+        raise ValueError(f"{class_name} is not a subclass of headrace.BaseTrigger")
+    if on_stream and not (issubclass(found, BaseEventTrigger) and _overrides(found, "filter_shared_stream")):
+        raise ValueError(f"{class_name} has no filter_shared_stream, so it cannot watch a stream")
+    if inspect.isabstract(found):
+        raise ValueError(f"{class_name} lacks {', '.join(sorted(found.__abstractmethods__))}")
+    return found
+
+
+def argument_mistakes(trigger_class: type[BaseTrigger], kwargs: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
+    """What the constructor has against the arguments, as `(the argument's name, the mistake)`; nothing where it takes them."""
+    parameters = inspect.signature(trigger_class).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    wrong = False
+    for name in kwargs:
+        if name not in named and not takes_any:
+            wrong = True
+            hint = nearest(name, named) or f" (it takes: {', '.join(named) or 'none'})"
+            yield name, f"{trigger_class.__name__} takes no such argument{hint}"
+    for name in named:
+        if parameters[name].default is inspect.Parameter.empty and name not in kwargs:
+            wrong = True
+            yield name, f"{trigger_class.__name__} requires this argument"
+    if not wrong:
+        try:
+            trigger_class(**kwargs)
+        except Exception as error:  # whatever the constructor raises is its word on the arguments
+            yield None, f"{trigger_class.__name__} does not take them: {type(error).__name__}: {error}"
+
+
+def pattern_mistakes(match: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    return iter(())
+
+
+def _overrides(found: type[BaseTrigger], method: str) -> bool:
+    return getattr(found, method) is not getattr(BaseEventTrigger, method)
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+    return f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
