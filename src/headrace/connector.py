@@ -20,8 +20,6 @@ from headrace.streams.contract import Capabilities, SharedStreamProducer
 
 ENTRY_POINT_GROUP = "headrace.connectors"
 
-_UNDECODED = object()
-
 
 class Message:
     """One message of a broker, as every connector yields it. Read-only by convention; shared by all subscribers.
@@ -31,6 +29,8 @@ class Message:
     """
 
     __slots__ = ("_json", "delivery_count", "headers", "id", "key", "source", "timestamp", "value")
+
+    _json: Any  # set by the first `json()`
 
     def __init__(
         self,
@@ -50,11 +50,10 @@ class Message:
         self.key = key
         self.headers = headers
         self.delivery_count = delivery_count
-        self._json: Any = _UNDECODED
 
     def json(self) -> Any:
         """The value decoded as JSON, once for all subscribers: do not change it. Raises `ValueError` where it is not JSON."""
-        if self._json is _UNDECODED:
+        if not hasattr(self, "_json"):
             if self.value is None:
                 raise ValueError("the message has no value (null)")
             self._json = orjson.loads(self.value)
