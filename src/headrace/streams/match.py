@@ -5,65 +5,21 @@ Subscribers that declare the same fields share a table from values to subscriber
 distinct set of fields, however many subscribers there are. The answer may hold a subscriber too many (its filter looks
 again), never one too few; an event that cannot be read goes to everybody.
 
-How an event is read, the same as Amazon EventBridge does it: `a.b` is the field `b` of the object `a`, and also a field whose
-name is `a.b`; an array stands for its elements, at any depth; an object is no value. Values compare as JSON does: 1 equals
-1.0, and neither equals true or "1"; null is a value, a missing field has none.
+Pure: no clock, no I/O. Read next: `fields.py`, how a field of an event is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import product
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+from headrace.streams.fields import MANY, MISSING, PLAIN, Field, value_key
 
 S = TypeVar("S", bound=Hashable)
 
 MAX_ENTRIES: Final = 1024
 """Combinations of values one subscriber may take in the index; its fields with the most values are left to its filter beyond."""
-
-Steps: TypeAlias = "tuple[tuple[str, Steps | None], ...]"
-"""Every way to walk a dotted field: `(name, the steps after it, or None at its end)`."""
-
-_MISSING: Final = object()
-_TRUE: Final = object()
-_FALSE: Final = object()
-_MANY: Final = object()
-_PLAIN: Final = frozenset({str, int, float, type(None)})
-"""Types that are values, and their own keys."""
-
-
-def steps_of(field: str) -> Steps:
-    """Compile a dotted field for `values_at`."""
-    names = field.split(".")
-    suffixes: list[Steps | None] = [None]  # of the last 0, 1, 2 … names
-    for start in range(len(names) - 1, -1, -1):
-        suffixes.append(
-            tuple((".".join(names[start:end]), suffixes[len(names) - end]) for end in range(start + 1, len(names) + 1))
-        )
-    whole = suffixes[-1]
-    assert whole is not None  # a split has at least one name
-    return whole
-
-
-def values_at(document: Any, steps: Steps) -> list[Any]:
-    """Every value the document has at a field, in no particular order; arrays are opened, objects are no values."""
-    found: list[Any] = []
-    pending: list[tuple[Any, Steps | None]] = [(document, steps)]  # a stack: arrays may be nested deeper than Python recurses
-    while pending:
-        node, rest = pending.pop()
-        if isinstance(node, (list, tuple)):
-            pending.extend((element, rest) for element in node)
-        elif isinstance(node, (dict, Mapping)):
-            if rest is not None:
-                pending.extend((node[name], after) for name, after in rest if name in node)
-        elif rest is None:
-            found.append(node)
-    return found
-
-
-def value_key(value: Any) -> Any:
-    """What a value is looked up by: itself, except that true and false are not 1 and 0."""
-    return (_TRUE if value else _FALSE) if value.__class__ is bool else value
 
 
 class _Bucket(Generic[S]):
@@ -91,36 +47,13 @@ class _Bucket(Generic[S]):
         return self._shared
 
 
-class _Field:
-    """How one field of a document is read."""
-
-    __slots__ = ("_steps", "_walk")
-
-    def __init__(self, field: str) -> None:
-        names = field.split(".")
-        self._steps = steps_of(field)
-        # The plain walk: each name, and the names with dots in them that would have to be looked into as well.
-        self._walk = [(names[at], [".".join(names[at:end]) for end in range(at + 2, len(names) + 1)]) for at in range(len(names))]
-
-    def keys_in(self, document: Mapping[str, Any], wanted: Mapping[Any, Any]) -> Collection[Any]:
-        """The keys of the document's values here, those of them that are wanted."""
-        value = self.one_value(document)
-        if value is not _MANY:
-            return (value,) if value in wanted else ()
-        keys = {value_key(value) for value in values_at(document, self._steps) if value.__hash__ is not None}
-        return {key for key in keys if key in wanted}
-
-    def one_value(self, document: Mapping[str, Any]) -> Any:
-        """The only value here, which is its own key, `_MISSING`, or `_MANY` where the plain walk cannot tell."""
-        node: Any = document
-        for name, rivals in self._walk:
-            if node.__class__ is not dict:
-                return _MISSING if node.__class__ in _PLAIN else _MANY
-            for rival in rivals:
-                if rival in node:
-                    return _MANY
-            node = node.get(name, _MISSING)
-        return node if node is _MISSING or node.__class__ in _PLAIN else _MANY
+def _wanted_keys(field: Field, document: Mapping[str, Any], wanted: Mapping[Any, Any]) -> Collection[Any]:
+    """The keys of the document's values at a field, those of them that are wanted."""
+    value = field.one_value(document)
+    if value is not MANY:
+        return (value,) if value in wanted else ()
+    keys = {value_key(value) for value in field.values(document) if value.__hash__ is not None}
+    return {key for key in keys if key in wanted}
 
 
 class _OneField(Generic[S]):
@@ -129,7 +62,7 @@ class _OneField(Generic[S]):
     __slots__ = ("_field", "buckets")
 
     def __init__(self, field: str) -> None:
-        self._field = _Field(field)
+        self._field = Field(field)
         self.buckets: dict[Any, _Bucket[S]] = {}
 
     def put(self, entries: Sequence[tuple[Any, ...]], order: int, subscriber: S) -> None:
@@ -146,11 +79,11 @@ class _OneField(Generic[S]):
     def find(self, document: Mapping[str, Any], found: list[_Bucket[S]]) -> None:
         """Append the buckets that the document matches."""
         value = self._field.one_value(document)
-        if value is not _MANY:
+        if value is not MANY:
             if (bucket := self.buckets.get(value)) is not None:
                 found.append(bucket)
         else:
-            found.extend([self.buckets[key] for key in self._field.keys_in(document, self.buckets)])
+            found.extend([self.buckets[key] for key in _wanted_keys(self._field, document, self.buckets)])
 
 
 class _ManyFields(Generic[S]):
@@ -159,7 +92,7 @@ class _ManyFields(Generic[S]):
     __slots__ = ("_fields", "_wanted", "buckets")
 
     def __init__(self, fields: tuple[str, ...]) -> None:
-        self._fields = tuple(_Field(field) for field in fields)
+        self._fields = tuple(Field(field) for field in fields)
         self._wanted: tuple[dict[Any, int], ...] = tuple({} for _ in fields)  # by field: key -> entries that hold it
         self.buckets: dict[tuple[Any, ...], _Bucket[S]] = {}
 
@@ -185,7 +118,7 @@ class _ManyFields(Generic[S]):
         readings: list[Collection[Any]] = []
         combinations = 1
         for field, wanted in zip(self._fields, self._wanted):  # noqa: B905 - of one length, and strict costs as much as the walk
-            keys = field.keys_in(document, wanted)
+            keys = _wanted_keys(field, document, wanted)
             if not keys:
                 return
             combinations *= len(keys)
@@ -265,11 +198,11 @@ class MatchIndex(Generic[S]):
             if document.__class__ is not dict and not isinstance(document, Mapping):
                 return self._everybody.shared
             for name, table in self._plain.items():
-                value = document.get(name, _MISSING)
-                if value.__class__ in _PLAIN:
+                value = document.get(name, MISSING)
+                if value.__class__ in PLAIN:
                     if (bucket := table.buckets.get(value)) is not None:
                         found.append(bucket)
-                elif value is not _MISSING:
+                elif value is not MISSING:
                     table.find(document, found)
             for other in self._tables.values():
                 other.find(document, found)
