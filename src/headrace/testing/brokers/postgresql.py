@@ -1,0 +1,149 @@
+"""PostgreSQL: one server for many tests, each with a database of its own.
+
+As a process it needs PostgreSQL's programs (Debian's package `postgresql`). It keeps `fsync` on: what a test stores
+survives as it would in production.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit, urlunsplit
+
+from headrace.testing.brokers.container import Container
+from headrace.testing.brokers.process import LocalProcess, find_program, free_port
+from headrace.testing.brokers.server import Backend, Given, Server
+
+IMAGE = "postgres:17-alpine"
+USER = PASSWORD = DATABASE = "headrace"
+
+DEFAULT_SETTINGS: Mapping[str, str] = {
+    "shared_buffers": "32MB",
+    "max_connections": "200",
+    "max_wal_size": "256MB",
+    "log_min_messages": "warning",
+}
+
+
+class PostgreSQL(Server):
+    """A PostgreSQL. `address` is the URL of a database whose user may create others."""
+
+    name: ClassVar[str] = "postgresql"
+    title: ClassVar[str] = "PostgreSQL"
+
+    @classmethod
+    def at_address(cls, address: str, variable: str) -> Self:
+        server = cls(Given(variable), address, "")
+        server._wait_until_it_answers()
+        server.version = server._ask_version()
+        return server
+
+    @classmethod
+    def in_docker(cls, settings: Mapping[str, str]) -> Self:
+        port = free_port()
+        environment = {"POSTGRES_USER": USER, "POSTGRES_PASSWORD": PASSWORD, "POSTGRES_DB": DATABASE}
+        command = ["postgres", *_options(settings)]
+        return cls._started(Container(IMAGE, port=5432, host_port=port, environment=environment, command=command), port)
+
+    @classmethod
+    def on_this_machine(cls, settings: Mapping[str, str]) -> Self:
+        programs = find_programs()
+        port = free_port()
+        options = [f"--port={port}", "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", *_options(settings)]
+        process = LocalProcess(
+            "postgresql",
+            lambda folder: [str(programs / "postgres"), "-D", str(folder / "data"), *options],
+            user="postgres" if os.geteuid() == 0 else None,  # it refuses to run as root
+            environment={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+            stop_signal=signal.SIGINT,  # its "fast" shutdown: it does not wait for clients to leave
+        )
+        try:
+            password = process.folder / "password"
+            password.write_text(PASSWORD)
+            process.run(
+                [
+                    str(programs / "initdb"),
+                    f"--pgdata={process.folder / 'data'}",
+                    f"--username={USER}",
+                    f"--pwfile={password}",
+                    "--auth=scram-sha-256",
+                    "--encoding=UTF8",
+                    "--no-instructions",
+                    "--no-sync",
+                ]
+            )
+        except BaseException:
+            process.close()
+            raise
+        return cls._started(process, port)
+
+    @classmethod
+    def _started(cls, backend: Backend, port: int) -> Self:
+        server = cls(backend, f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{port}/postgres", "")
+        try:
+            server._start()
+            server.version = server._ask_version()
+        except BaseException:
+            backend.close()
+            raise
+        return server
+
+    @property
+    def public_address(self) -> str:
+        parts = urlsplit(self.address)
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+    def answers(self) -> bool:
+        import asyncpg
+
+        try:
+            self._do(lambda connection: connection.fetchval("SELECT 1"))
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            return False
+        return True
+
+    def create_database(self) -> str:
+        """Make an empty database and return its URL. Synchronous; call it through a thread where a loop must go on."""
+        name = f"headrace_{uuid.uuid4().hex}"
+        self._do(lambda connection: connection.execute(f"CREATE DATABASE {name} TEMPLATE template0"))
+        return urlunsplit(urlsplit(self.address)._replace(path=f"/{name}"))
+
+    def drop_database(self, url: str) -> None:
+        """Remove a database that `create_database` made, whoever is still connected to it."""
+        name = urlsplit(url).path.removeprefix("/")
+        self._do(lambda connection: connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+
+    def _ask_version(self) -> str:
+        shown: str = self._do(lambda connection: connection.fetchval("SHOW server_version"))
+        return shown.split()[0]
+
+    def _do(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Run some work on a connection of its own, on a loop of its own, so that it may be called from anywhere."""
+        import asyncpg
+
+        async def connected() -> Any:
+            connection = await asyncpg.connect(self.address, timeout=10.0)
+            try:
+                return await work(connection)
+            finally:
+                await connection.close(timeout=10.0)
+
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(asyncio.run, connected()).result()
+
+
+def find_programs() -> Path:
+    """The folder of `initdb` and `postgres`: the newest of Debian's, else the one on PATH. Raises `BrokerUnavailable`."""
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]), reverse=True)
+    initdb = find_program(*debian, "initdb", purpose="the package postgresql brings it")
+    return Path(initdb).resolve().parent
+
+
+def _options(settings: Mapping[str, str]) -> list[str]:
+    return [word for key, value in {**DEFAULT_SETTINGS, **settings}.items() for word in ("-c", f"{key}={value}")]
