@@ -112,6 +112,25 @@ class EventBatch(Sequence[tuple[Any, Any]]):
             sizes=None if self.sizes is None else [self.sizes[i] for i in indexes],
         )
 
+    @classmethod
+    def join(cls, batches: Sequence[EventBatch]) -> EventBatch:
+        """One batch of several (at least one), in their order."""
+        if len(batches) == 1:
+            return batches[0]
+        joined = cls([], [])
+        for batch in batches:
+            joined.raws += batch.raws
+            joined.payloads += batch.payloads
+        if any(batch.lanes is not None or batch.lane != batches[0].lane for batch in batches):
+            joined.lanes = [lane for batch in batches for lane in batch.lanes or [batch.lane] * len(batch)]
+        else:
+            joined.lane = batches[0].lane
+        if any(batch.ids is not None for batch in batches):
+            joined.ids = [name for batch in batches for name in batch.ids or [None] * len(batch)]
+        if any(batch.sizes is not None for batch in batches):
+            joined.sizes = [size for batch in batches for size in batch.sizes or [UNKNOWN_SIZE] * len(batch)]
+        return joined
+
     def __len__(self) -> int:
         return len(self.raws)
 

@@ -139,6 +139,19 @@ def test_splitting_keeps_every_column_aligned() -> None:
     assert len(batch) == 3
 
 
+def test_joining_fills_the_columns_that_differ() -> None:
+    """Batches join in order; a column that one of them lacks is filled with what its absence means."""
+    bare = EventBatch([{}], [1], lane="x")
+    full = EventBatch([b"a", b"bb"], [2, 3], lanes=["x", "y"], ids=["2", None], sizes=[1, 2])
+    joined = EventBatch.join([bare, full])
+    assert list(joined) == [({}, 1), (b"a", 2), (b"bb", 3)]
+    assert (joined.lanes, joined.ids, joined.sizes) == (["x", "x", "y"], [None, "2", None], [UNKNOWN_SIZE, 1, 2])
+    same = EventBatch.join([bare, bare])
+    assert (len(same), same.lane, same.lanes, same.ids, same.sizes) == (2, "x", None, None, None)
+    assert len(bare) == 1
+    assert EventBatch.join([bare]) is bare
+
+
 def test_a_batch_does_not_print_its_payloads() -> None:
     """Payloads never reach a log through a repr."""
     assert repr(EventBatch([b"secret"], [1], sizes=[6])) == "EventBatch(1 events, 6 bytes)"

@@ -1,0 +1,133 @@
+"""An event loop in a thread of its own, called from another loop.
+
+Cancellation crosses: a caller that is cancelled cancels what it called, and waits a moment for it to end. The thread is a
+daemon: code that never comes back cannot keep the process alive, and is named where it hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future as ThreadFuture
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+CANCEL_GRACE: Final = 1.0
+"""Seconds that a cancelled caller waits for what it called to end."""
+
+log = logging.getLogger(__name__)
+
+
+class LoopThread:
+    """Runs from its construction until `stop`. Every method but `call` may be used from any thread."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.loop = asyncio.new_event_loop()
+        self._asked_to_stop = asyncio.Event()
+        self._ended: ThreadFuture[None] = ThreadFuture()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+                runner.run(self._until_stopped())
+        finally:
+            self._ended.set_result(None)
+
+    async def _until_stopped(self) -> None:
+        await self._asked_to_stop.wait()
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Have it called there, after what was asked for before. Does nothing once the loop is closed."""
+        call_threadsafe(self.loop, function, *args)
+
+    def run_blocking(self, function: Callable[[], T], timeout: float) -> T:
+        """Run a synchronous function there and block until it returned. Raises what it raises, `TimeoutError` after `timeout`."""
+        done: ThreadFuture[T] = ThreadFuture()
+
+        def run() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self.call_soon(run)
+        return done.result(timeout)
+
+    async def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Await `function()` there, in a task of its own. Raises what it raises.
+
+        When the caller is cancelled, that task is cancelled and waited for up to `CANCEL_GRACE` seconds.
+        """
+        caller = asyncio.get_running_loop()
+        outcome: asyncio.Future[T] = caller.create_future()
+        running: list[asyncio.Task[T]] = []
+
+        async def run() -> T:
+            return await function()
+
+        def start() -> None:
+            task = self.loop.create_task(run(), name=self.name)
+            running.append(task)
+            task.add_done_callback(lambda task: call_threadsafe(caller, settle, task))
+
+        def settle(task: asyncio.Task[T]) -> None:
+            if task.cancelled():
+                outcome.set_exception(RuntimeError(f"a call into {self.name} was cancelled there"))
+            elif (error := task.exception()) is not None:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(task.result())
+
+        if self._ended.done() or self.loop.is_closed():
+            raise RuntimeError(f"{self.name} has ended")
+        self.call_soon(start)
+        try:
+            await asyncio.wait((outcome,))
+        except asyncio.CancelledError:
+            self.call_soon(lambda: [task.cancel() for task in running])
+            await asyncio.wait((outcome,), timeout=CANCEL_GRACE)
+            if outcome.done():
+                outcome.exception()  # seen: the caller gets its cancellation instead
+            raise
+        return outcome.result()
+
+    def request_stop(self) -> None:
+        """Have its tasks cancelled and the thread end, without waiting for it."""
+        self.call_soon(self._asked_to_stop.set)
+
+    async def stop(self, timeout: float) -> bool:
+        """Cancel its tasks and wait for the thread to end. False: it hangs, and is left behind."""
+        self.request_stop()
+        ended = asyncio.wrap_future(self._ended)
+        await asyncio.wait((ended,), timeout=timeout)
+        return ended.done()
+
+    def whereabouts(self) -> str:
+        """Where its code is now: file, line and function."""
+        return whereabouts(self._thread.ident)
+
+
+def whereabouts(thread_id: int | None) -> str:
+    """Where the code of a thread is now: file, line and function of its innermost frame."""
+    frame = sys._current_frames().get(thread_id) if thread_id is not None else None
+    if frame is None:
+        return "nowhere: its thread has ended"
+    last = traceback.extract_stack(frame, limit=None)[-1]
+    return f"{last.filename}:{last.lineno} in {last.name}"
+
+
+def call_threadsafe(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
+    """`loop.call_soon_threadsafe`, for a loop that may have been closed meanwhile: then nobody is left to be told."""
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
