@@ -9,10 +9,10 @@ and optional. Read next: `manager.py` for the other half, the subscribers'.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 DEFAULT_SUBSCRIBER_QUEUE_MAX: Final = 1024
 """Events a subscriber may have unpulled before its stream waits for it."""
@@ -91,7 +91,7 @@ class Capabilities:
     counts_deliveries: bool = False
     """`Message.delivery_count` is filled in."""
     byte_size: Callable[[Any, Any], int] | None = None
-    """`(raw event, broker payload) -> bytes` held in memory. None: length of bytes and str, `byte_size` of a Message, else 1 KiB."""
+    """`(raw event, broker payload) -> bytes` in memory. None: length of bytes and str, `byte_size` of a Message, else 1 KiB."""
 
 
 class SharedStreamProducer(ABC):
@@ -112,7 +112,7 @@ class SharedStreamProducer(ABC):
         return self._events()
 
     def open_batches(self) -> AsyncIterator[Sequence[tuple[Any, Any]] | LaneLost]:
-        """Yield whole poll batches, each a non-empty sequence of `(raw event, broker payload)`, or `LaneLost`; else as `open_stream`."""
+        """Yield whole poll batches, sequences of `(raw event, broker payload)`, or `LaneLost`; else as `open_stream`."""
         return self._batches()
 
     async def _events(self) -> AsyncIterator[tuple[Any, Any]]:
@@ -149,7 +149,7 @@ class SharedStreamProducer(ABC):
         """
 
     def get_advance_lane(self, broker_payload: Any) -> Hashable:
-        """Name the event's lane; events of one lane settle in fan-out order. Called once per event, as it is read. O(1), never blocks.
+        """Name the event's lane; events of one lane settle in fan-out order. Called once per event, as it is read; never blocks.
 
         The default is one lane for all. `UNORDERED` events settle in any order.
         """
@@ -168,6 +168,15 @@ class SharedStreamProducer(ABC):
 
     async def aclose(self) -> None:
         """Release what was opened. Called once, when the poll has ended; errors are logged."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def default(method: F) -> F:
+    """Mark what a base class defines so that a subclass which overrides it can be told from one that does not."""
+    method.is_default = True  # type: ignore[attr-defined]
+    return method
 
 
 class SharedStreamTrigger(Protocol):

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Hashable, Mapping
 from typing import Any
 
-from headrace.streams.contract import SharedStreamProducer
+from headrace.streams.contract import SharedStreamProducer, default
 
 
 class TriggerEvent:
@@ -74,6 +74,7 @@ class BaseEventTrigger(BaseTrigger):
         raise NotImplementedError(f"{cls.__name__} has a shared_stream_key but no open_shared_stream")
 
     @classmethod
+    @default
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
         """Build the producer of one poll, without connecting. Overriding this is what switches ack mode on."""
         raise NotImplementedError(f"{cls.__name__} does not implement create_shared_stream_producer")
