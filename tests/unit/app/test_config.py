@@ -134,7 +134,11 @@ def test_three_mistakes_are_all_named(tmp_path: Path) -> None:
     ("old", "new", "expected"),
     [
         ("connector: brook", "connector: broook", "streams.orders.connector: unknown connector 'broook'"),
-        ("connector: brook", "connector: broken", "streams.orders.connector: the connector 'broken' cannot be imported"),
+        (
+            "connector: brook",
+            "connector: broken",
+            "orders.connector: the connector 'broken' cannot be imported: ModuleNotFoundError",
+        ),
         ("connector: brook", "ack_timeout: 3", "streams.orders.connector: this key is required"),
         ("topics: [orders]", "topics: 3", "streams.orders.topics: expected a list or text, found a number"),
         ("topics: [orders]", "topics: [3]", "streams.orders.topics"),

@@ -1,7 +1,7 @@
-"""Trigger classes that a configuration names: found, and their arguments compared with the constructor.
+"""What a configuration names in other people's code: connectors, and trigger classes with their arguments.
 
-The one place where a configuration runs a user's code: importing the module, and building the trigger once to see whether
-its constructor takes the arguments.
+The one place where reading a configuration runs such code: importing it, and building a trigger once to see whether its
+constructor takes the arguments.
 """
 
 from __future__ import annotations
@@ -10,11 +10,27 @@ import importlib
 import inspect
 import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import headrace.errors
 from headrace.app.config.document import KeyPath
 from headrace.app.config.problems import nearest
+from headrace.connector import Connector, load_connector
+from headrace.errors import ConfigError
 from headrace.triggers.base import BaseEventTrigger, BaseTrigger
+
+_OUR_FOLDER = str(Path(headrace.errors.__file__).parent)
+
+
+def find_connector(name: str) -> Connector:
+    """The installed connector of this name. Raises `ValueError` that says what is wrong with it."""
+    try:
+        return load_connector(name)
+    except ConfigError as error:
+        raise ValueError("; ".join(error.problems)) from error
+    except Exception as error:  # a distribution that is installed half, or wrong
+        raise ValueError(f"the connector {name!r} cannot be imported: {_where(error)}{type(error).__name__}: {error}") from error
 
 
 def find_trigger_class(class_path: str, *, on_stream: bool) -> type[BaseTrigger]:
@@ -76,6 +92,7 @@ def _overrides(found: type[BaseTrigger], method: str) -> bool:
 
 
 def _where(error: BaseException) -> str:
+    """`file:line: ` of the last line of their code that the error went through, if it reached any."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
-    return f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
+    theirs = [frame for frame in frames if "importlib" not in frame.filename and not frame.filename.startswith(_OUR_FOLDER)]
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}: " if theirs else ""

@@ -29,7 +29,7 @@ from headrace.app.config.model import (
     TriggerSection,
 )
 from headrace.app.config.problems import kind, known_keys, mistakes, nearest, unknown_key, validate
-from headrace.connector import Connector, load_connector
+from headrace.connector import Connector
 from headrace.dispatch.targets import TARGETS, TargetConfig, TargetContext
 from headrace.errors import ConfigError
 from headrace.triggers.base import BaseTrigger
@@ -182,13 +182,9 @@ class _Loader:
         if not isinstance(connector_name := data.get("connector"), str):
             return None
         try:
-            connector = load_connector(connector_name)
-        except ConfigError as error:
-            for text in error.problems:
-                self._document.problem((*path, "connector"), text)
-            return None
-        except ImportError as error:
-            self._document.problem((*path, "connector"), f"the connector {connector_name!r} cannot be imported: {error}")
+            connector = classes.find_connector(connector_name)
+        except ValueError as error:
+            self._document.problem((*path, "connector"), str(error))
             return None
         rest = {key: value for key, value in data.items() if key not in own_keys}
         connector_config = validate(self._document, path, connector.Config, rest, also_known=own_keys)

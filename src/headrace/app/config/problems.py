@@ -107,9 +107,9 @@ def _path_in(data: Any, detail: ErrorDetails) -> KeyPath:
     """Pydantic's location without the names of union branches and validators: what the file has, and a missing last key."""
     path: list[str | int] = []
     for index, part in enumerate(detail["loc"]):
-        if isinstance(data, Mapping) and part in data:
+        if isinstance(data, Mapping) and part in data:  # noqa: SIM114 - mypy narrows the two one by one
             data = data[part]
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):  # noqa: SIM114 - mypy narrows one by one
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
             data = data[part]
         elif not (index == len(detail["loc"]) - 1 and detail["type"] == "missing"):
             continue

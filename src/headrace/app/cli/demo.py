@@ -1,0 +1,9 @@
+"""`headrace demo`."""
+
+
+def demo() -> None:
+    """Demo.
+
+    Example: headrace demo
+    """
+    raise NotImplementedError
