@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator
+from itertools import islice, repeat
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, BinaryIO
 
-import orjson
 import typer
 
 from headrace.app.cli import console
 from headrace.app.cli.common import ConfigPath, load
 from headrace.app.config.problems import nearest
+from headrace.app.messages import Headers, new_message, parse_line
 from headrace.connector import Message
 from headrace.errors import HeadraceError
 
@@ -58,24 +57,19 @@ def publish(
         raise HeadraceError(f"there is no stream {stream!r}{nearest(stream, loaded.streams)}")
     target = loaded.streams[stream]
 
-    def make(value: bytes | None, key: bytes | None = None, headers: tuple[tuple[str, bytes | None], ...] = ()) -> Message:
-        key = common_key if key is None else key
-        return Message(value=value, key=key, headers=common_headers + headers, id="", source=stream, timestamp=time.time())
-
-    if value is not None or file is not None:
-        content = value.encode() if value is not None else file.read_bytes() if file is not None else b""
-        messages: Iterable[Message] = (make(content) for _ in range(count))
+    if value is not None:
+        messages: Iterator[Message] = repeat(new_message(value.encode(), common_key, common_headers), count)
+    elif file is not None:
+        messages = repeat(new_message(file.read_bytes(), common_key, common_headers), count)
     else:
         if sys.stdin.isatty():
             console.say("reading messages from standard input, one a line; Ctrl-D ends")
-        lines = _lines(sys.stdin.buffer)
-        messages = (make(*_parse(number, line)) for number, line in lines) if json_lines else (make(line) for _, line in lines)
+        messages = _from_lines(sys.stdin.buffer, common_key, common_headers, json_lines=json_lines)
 
     async def publish_all() -> None:
         published = 0
         try:
-            remaining = iter(messages)
-            while batch := list(islice(remaining, BATCH)):
+            while batch := list(islice(messages, BATCH)):
                 await target.connector.publish(target.connector_config, batch)
                 published += len(batch)
         finally:
@@ -84,10 +78,19 @@ def publish(
     asyncio.run(publish_all())
 
 
-def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _from_lines(source: BinaryIO, key: bytes | None, headers: Headers, *, json_lines: bool) -> Iterator[Message]:
     for number, line in enumerate(source, 1):
-        if line := line.rstrip(b"\r\n"):
-            yield number, line
+        line = line.rstrip(b"\r\n")
+        if not line:
+            continue
+        if not json_lines:
+            yield new_message(line, key, headers)
+            continue
+        try:
+            message = parse_line(line)
+        except ValueError as error:
+            raise HeadraceError(f"line {number}: {error}") from error
+        yield new_message(message.value, key if message.key is None else message.key, headers + message.headers)
 
 
 def _header(text: str) -> tuple[str, bytes | None]:
@@ -95,24 +98,3 @@ def _header(text: str) -> tuple[str, bytes | None]:
     if not equals or not name:
         raise typer.BadParameter(f"a header is NAME=VALUE, not {text!r}")
     return name, value.encode()
-
-
-def _parse(number: int, line: bytes) -> tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]:
-    """Value, key and headers of a JSON line. A string or null is taken as it is, anything else as JSON."""
-    try:
-        data = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise HeadraceError(f"line {number} is not JSON: {error}") from error
-    headers = data.get("headers") or {} if isinstance(data, dict) else None
-    if (
-        not isinstance(data, dict)
-        or "value" not in data
-        or not isinstance(headers, Mapping)
-        or data.keys() - {"value", "key", "headers"}
-    ):
-        raise HeadraceError(f'line {number}: expected {{"value": …}}, and "key" and "headers" if there are any')
-    return _bytes(data["value"]), _bytes(data.get("key")), tuple((str(name), _bytes(value)) for name, value in headers.items())
-
-
-def _bytes(value: Any) -> bytes | None:
-    return None if value is None else value.encode() if isinstance(value, str) else orjson.dumps(value)
