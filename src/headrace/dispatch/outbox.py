@@ -1,45 +1,62 @@
-"""What the dispatcher needs of the store: the outbox, seen from its far end. `headrace.store.Store` has it.
-
-A claim is a lease with a fencing token. Every call that changes a claimed event carries its token and does nothing where the
-token is no longer the row's, so that a replica that was too slow cannot overwrite what the next one did.
-"""
+"""What the dispatcher needs of the store; `headrace.store.Store` has it, and says what each method does."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from headrace.dispatch.backoff import Backoff
+from headrace.errors import StoreUnavailable
+from headrace.store import EventFilter, EventRecord, StoredEvent, TriggerRecord
+
+logger = structlog.stdlib.get_logger("headrace.dispatch")
 
 
-class StoredEvent(Protocol):
-    """A derived event, as targets get it. Read-only."""
+class Outbox(Protocol):
+    """Claims and marks."""
 
-    @property
-    def id(self) -> str: ...  # the identity: the same whenever the event is sent
-    @property
-    def trigger_id(self) -> str: ...
-    @property
-    def stream(self) -> str | None: ...
-    @property
-    def message_id(self) -> str | None: ...
-    @property
-    def payload(self) -> Any: ...
-    @property
-    def generation(self) -> int: ...
-    @property
-    def published_at(self) -> float | None: ...  # epoch seconds
-    @property
-    def stored_at(self) -> float: ...  # epoch seconds, by the database's clock
-    @property
-    def attempts(self) -> int: ...  # calls that ended with an answer, before this one
+    async def claim(
+        self, owner: str, limit: int, lease_seconds: float, *, triggers: Collection[str] | None = None
+    ) -> list[StoredEvent]: ...
+    async def renew(self, events: Collection[StoredEvent], lease_seconds: float) -> set[int]: ...
+    async def mark_delivered(self, event: StoredEvent, answer: str = "") -> bool: ...
+    async def mark_retry(self, event: StoredEvent, delay: float, answer: str) -> bool: ...
+    async def mark_dead(self, event: StoredEvent, answer: str) -> bool: ...
+    async def release(self, events: Collection[StoredEvent]) -> None: ...
 
 
-class OutboxStore(Protocol):
-    """All of it raises `StoreUnavailable` while the database is away."""
+class Triggers(Protocol):
+    """Who is registered."""
 
-    async def claim(self, owner: str, wanted: Mapping[str, int], lease_seconds: float) -> Sequence[StoredEvent]:
-        """Claim up to so many events of each trigger, oldest first: pending and due, or under a lease that has run out."""
-        ...
+    async def all(self) -> Sequence[TriggerRecord]: ...
 
-    async def renew_claims(self, events: Sequence[StoredEvent], lease_seconds: float) -> Collection[str]:
-        """Start the leases anew. Returns the ids of those that are still held."""
-        ...
+
+class Events(Protocol):
+    """What is stored."""
+
+    async def find(self, where: EventFilter, *, limit: int) -> Sequence[EventRecord]: ...
+
+
+class DispatchStore(Protocol):
+    """A store, as far as the dispatcher goes."""
+
+    @property
+    def outbox(self) -> Outbox: ...
+    @property
+    def triggers(self) -> Triggers: ...
+    @property
+    def events(self) -> Events: ...
+
+
+STORE_BACKOFF: Final = Backoff(first=0.1, longest=5.0)
+"""How long to wait for a store that is away."""
+
+
+def log_store_error(what: str, error: Exception, failures: int) -> None:
+    """One line an outage, not one a try; an error that is no outage each time, with its traceback."""
+    if not isinstance(error, StoreUnavailable):
+        logger.error(what, failures=failures, exc_info=error)
+    elif failures == 1:
+        logger.warning(what, error=str(error))

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.dispatch.outbox import StoredEvent
+from headrace.store import StoredEvent
 
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -48,8 +48,8 @@ class Target(ABC):
         Raises `TargetError` to be called again later (after its `retry_after` at the earliest), `TargetRejected` when that is of
         no use. Any other exception is treated as `TargetError`. The messages are stored: no secrets. The call is cancelled
         after `config.timeout`, and when the claim on the event is lost; the same event then comes again, so whoever
-        receives it tells repeats by `event.id`.
+        receives it tells repeats by `event.identity`.
         """
 
-    async def aclose(self) -> None:  # noqa: B027  # most targets hold nothing
+    async def aclose(self) -> None:  # most targets hold nothing
         """Release what deliveries opened. Called once, when no call runs any more."""

@@ -1,7 +1,7 @@
 """The `callable` target: calls a Python function with each event.
 
 An `async def` function is awaited on the dispatcher's loop; any other runs in a thread of its own, up to `max_concurrency` at
-once. What it returns is not looked at. It is called with the `StoredEvent`: `id`, `trigger_id`, `stream`, `message_id`,
+once. What it returns is not looked at. It is called with the `StoredEvent`: `identity`, `trigger_id`, `stream`, `message_id`,
 `payload`, … An exception means "again later", `TargetRejected` "never", `TargetError(…, retry_after=seconds)` "after that".
 """
 
@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from headrace.dispatch.outbox import StoredEvent
 from headrace.dispatch.targets.base import PositiveSeconds, Target, TargetConfig
 from headrace.errors import ConfigError, TargetError
+from headrace.store import StoredEvent
 
 
 class CallableConfig(TargetConfig):

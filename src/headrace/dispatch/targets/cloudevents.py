@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import orjson
 
-from headrace.dispatch.outbox import StoredEvent
+from headrace.store import StoredEvent
 
 Mode = Literal["structured", "binary"]
 
@@ -29,7 +29,7 @@ def attributes(event: StoredEvent) -> dict[str, str]:
     where = f"streams/{event.stream}" if event.stream is not None else f"triggers/{event.trigger_id}"
     found = {
         "specversion": "1.0",
-        "id": event.id,
+        "id": event.identity,
         "source": "/headrace/" + quote(where),
         "type": EVENT_TYPE,
         "datacontenttype": "application/json",

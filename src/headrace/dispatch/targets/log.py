@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 import structlog
 
-from headrace.dispatch.outbox import StoredEvent
 from headrace.dispatch.targets.base import Target, TargetConfig
+from headrace.store import StoredEvent
 
 logger = structlog.stdlib.get_logger("headrace.target.log")
 
@@ -26,9 +26,9 @@ class LogTarget(Target):
 
     def __init__(self, config: LogConfig, *, log_payloads: bool = False) -> None:
         super().__init__(config)
-        self._write = getattr(logger, config.level)
+        self._level = config.level
         self._log_payloads = log_payloads
 
     async def deliver(self, event: StoredEvent) -> None:
         shown = {"payload": event.payload} if self._log_payloads else {}
-        self._write("event", event_id=event.id, trigger=event.trigger_id, stream=event.stream, **shown)
+        getattr(logger, self._level)("event", event_id=event.identity, trigger=event.trigger_id, stream=event.stream, **shown)

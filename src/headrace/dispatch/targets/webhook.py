@@ -17,10 +17,10 @@ from typing import Annotated, ClassVar, Final
 import aiohttp
 from pydantic import AnyHttpUrl, Field, SecretStr, field_validator, model_validator
 
-from headrace.dispatch.outbox import StoredEvent
 from headrace.dispatch.targets.base import Target, TargetConfig
 from headrace.dispatch.targets.cloudevents import Mode, encode
 from headrace.errors import TargetError, TargetRejected
+from headrace.store import StoredEvent
 
 ANSWER_CHARS: Final = 200
 """What is kept of a response body."""
