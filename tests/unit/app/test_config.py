@@ -195,6 +195,11 @@ def test_three_mistakes_are_all_named(tmp_path: Path) -> None:
             "{callable: {function: 'brooktriggers:nope'}}",
             "triggers.audit.target.callable",
         ),
+        (
+            '{webhook: {url: "http://localhost:9000/"}}',
+            "{log: {timeout: 31}}",
+            "triggers.audit.target: its timeout of 31 s must be shorter than the dispatcher's lease_seconds, 30",
+        ),
         ("target:", "targt:", "triggers.audit.targt: unknown key; did you mean 'target'?"),
     ],
 )

@@ -30,6 +30,7 @@ from headrace.app.config.model import (
 )
 from headrace.app.config.problems import kind, known_keys, mistakes, nearest, unknown_key, validate
 from headrace.connector import Connector
+from headrace.dispatch.config import DispatchConfig
 from headrace.dispatch.targets import TARGETS, TargetConfig, TargetContext
 from headrace.errors import ConfigError
 from headrace.triggers.base import BaseTrigger
@@ -72,6 +73,7 @@ class Config:
     path: Path
     store: StoreSection
     http: HttpSection
+    dispatch: DispatchConfig
     general: GeneralSection
     streams: Mapping[str, StreamConfig]
     triggers: Mapping[str, TriggerConfig]
@@ -108,6 +110,7 @@ class _Loader:
         general = self._validated((), GeneralSection, {name: value for name, value in data.items() if name in general_keys})
         store = self._validated(("store",), StoreSection, data.get("store"))
         http = self._validated(("http",), HttpSection, data.get("http"))
+        dispatch = self._validated(("dispatch",), DispatchConfig, data.get("dispatch"))
         defaults = self._defaults(data.get("defaults"))
         streams = {
             name: stream
@@ -120,9 +123,12 @@ class _Loader:
             for name, section in self._named("triggers", data).items()
             if (trigger := self._trigger(name, section, names)) is not None
         }
+        for name, trigger in triggers.items():
+            for text in dispatch.problems({name: trigger.target_config}):
+                document.problem(("triggers", name, "target"), text.partition(": ")[2])
         if not store.secret_keys:
             self._warn_of_open_secrets(triggers)
-        return Config(document.path, store, http, general, streams, triggers, tuple(self._warnings))
+        return Config(document.path, store, http, dispatch, general, streams, triggers, tuple(self._warnings))
 
     def _validated(self, path: KeyPath, model: type[M], data: Any) -> M:
         """The section, or its defaults where it has mistakes (which are noted, so that nothing is served with them)."""

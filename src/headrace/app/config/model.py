@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from cryptography.fernet import Fernet
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from headrace.dispatch.config import DispatchConfig
 from headrace.streams.contract import DEFAULT_ACK_TIMEOUT, DEFAULT_SUBSCRIBER_QUEUE_MAX
 
 DAY: Final = 86_400.0
@@ -171,6 +172,8 @@ class GeneralSection(Section):
     """How long the identity of a settled message is kept, so that a late redelivery is recognised."""
     retention: PositiveSeconds = 7 * DAY
     """How long the payloads of delivered events are kept."""
+    dead_retention: PositiveSeconds = 30 * DAY
+    """How long dead events and dead letters are kept with all they hold."""
 
 
 class ConfigSection(GeneralSection):
@@ -178,6 +181,7 @@ class ConfigSection(GeneralSection):
 
     store: StoreSection = StoreSection()
     http: HttpSection = HttpSection()
+    dispatch: DispatchConfig = DispatchConfig()
     defaults: StreamSettings = StreamSettings()
     """Stream settings for all streams."""
     streams: dict[str, StreamSection] = {}
