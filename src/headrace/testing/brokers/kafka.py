@@ -56,6 +56,8 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "500",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    # Records with timestamps of long ago stay, unless their topic's own config says otherwise.
+    "log.retention.ms": "-1",
     # What a topic's own config asks for (retention.ms, segment.ms, cleanup.policy=compact) is done within a second.
     "log.initial.task.delay.ms": "100",
     "log.retention.check.interval.ms": "500",
