@@ -46,13 +46,15 @@ class AnyCursor(ABC):
     """What both kinds share: the event in hand, its attempt, and the writes bound to it."""
 
     __slots__ = (
-        "again", "attempt", "failure", "id", "in_hand", "is_active", "is_void", "ledger", "noted", "noted_at", "raw", "waiter",
-        "writes",
+        "again", "attempt", "failure", "id", "in_hand", "is_active", "is_void", "iterator", "ledger", "noted", "noted_at", "raw",
+        "waiter", "writes",
     )  # fmt: skip
 
     def __init__(self, ledger: Ledger, id: Hashable) -> None:
         self.ledger = ledger
         self.id = id
+        self.iterator: Iterator[Any] = iter(())
+        """Raw events that may be taken without a `pull`."""
         self.is_active = True
         """In the cohort: neither failed nor left."""
         self.failure: Exception | None = None
@@ -158,12 +160,11 @@ class AnyCursor(ABC):
 class Cursor(AnyCursor):
     """A subscriber that is offered every event."""
 
-    __slots__ = ("index", "is_careful", "is_through", "iterator", "segment")
+    __slots__ = ("index", "is_careful", "is_through", "segment")
 
     def __init__(self, ledger: Ledger, id: Hashable, tail: Segment) -> None:
         super().__init__(ledger, id)
         self.segment = tail
-        self.iterator: Iterator[Any] = iter(())
         self.index = tail.count - 1
         self.is_careful = True
         self.is_through = True
@@ -195,44 +196,60 @@ class Cursor(AnyCursor):
             self.iterator.__setstate__(self.segment.count)  # type: ignore[attr-defined]
 
     def pull(self) -> Any:
-        if self.failure is not None:
-            raise self.failure
-        if self.again and not self.is_void:
-            self.again = False
-            return self.raw_in_hand()
-        segment, index = self.position()
-        passed = self.passed()
-        self.again = False
-        self.in_hand = self.is_void = False
-        self.raw = None
-        while True:
-            index += 1
+        if not self.is_careful:  # so nothing was said of the event in hand, and it was the last of its segment
+            segment = self.segment
+            self.in_hand = False
+            self._go_through(segment, segment.count - 1)
+        else:
+            if self.failure is not None:
+                raise self.failure
+            if self.again and not self.is_void:
+                self.again = False
+                return self.raw_in_hand()
+            segment = self.segment
+            if not self.is_through:
+                index = self.index + 1
+                while index < segment.count and index in segment.void:
+                    index += 1
+                if index < segment.count:
+                    if segment.passed_by is not None:
+                        self.ledger.move(segment, self.passed(), index)
+                    return self._take(segment, index)
+                self.in_hand = False
+                self._go_through(segment, self.passed())
+            self.in_hand = self.is_void = self.again = False
+            self.raw = None
+        return self._enter(segment.next)
+
+    def _enter(self, segment: Segment | None) -> Any:
+        """Take the first event of the next segment that is not void; the cursor is through the one before."""
+        while segment is not None:
+            self.segment = segment
+            self.is_through = False
+            index = 0
             while index < segment.count and index in segment.void:
                 index += 1
             if index < segment.count:
-                if segment.passed_by is not None:
-                    self.ledger.move(segment, passed, index)
+                if index and segment.passed_by is not None:
+                    self.index = -1
+                    self.ledger.move(segment, 0, index)
                 return self._take(segment, index)
-            if not self.is_through:
-                self._go_through(segment, passed)
-            if segment.next is None:
-                self.index = segment.count - 1
-                return NOTHING
-            self.segment = segment = segment.next
-            self.is_through = False
-            self.is_careful = True
-            self.index = index = -1
-            passed = 0
+            self._go_through(segment, 0)
+            segment = segment.next
+        return NOTHING
 
     def _take(self, segment: Segment, index: int) -> Any:
         self.index = index
         self.in_hand = True
+        self.is_void = self.again = False
         self.attempt = 1
         self.is_careful = segment.passed_by is not None or bool(segment.void)
-        if not self.is_careful:
-            self.iterator = iter(segment.raws)
-            self.iterator.__setstate__(index + 1)  # type: ignore[attr-defined]
-        return segment.raws[index]
+        if self.is_careful:
+            return segment.raws[index]
+        self.iterator = iterator = iter(segment.raws)
+        if index:
+            iterator.__setstate__(index)  # type: ignore[attr-defined]
+        return next(iterator)
 
     def _go_through(self, segment: Segment, passed: int) -> None:
         self.is_careful = True

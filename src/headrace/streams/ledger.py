@@ -102,8 +102,7 @@ class Ledger:
 
     def _remove(self, cursor: AnyCursor) -> list[tuple[Segment, int]]:
         cursor.is_active = False
-        if cursor in self.full:
-            self.made_room(cursor)
+        self.made_room(cursor)
         if isinstance(cursor, IndexedCursor):
             del self.indexed[cursor.id]
             self.index.remove(cursor)
@@ -145,9 +144,10 @@ class Ledger:
                 cursor.be_careful()
 
     def made_room(self, cursor: AnyCursor) -> None:
-        """A subscriber that the reader waits for has pulled, or is gone."""
-        self.full.discard(cursor)
-        self._on_news()
+        """A subscriber has pulled, or is gone; the reader may have waited for that."""
+        if cursor in self.full:
+            self.full.remove(cursor)
+            self._on_news()
 
     def unpulled(self, cursor: AnyCursor) -> int:
         """Events that the subscriber may pull and has not."""

@@ -11,7 +11,7 @@ import logging
 import random
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from headrace.errors import SourceUnavailable
 from headrace.streams.contract import AdvanceItem, SharedStreamProducer
@@ -45,6 +45,49 @@ class PumpSettings:
     retries: int
 
 
+class Deadline:
+    """Cancels the task that opened it if it is still inside when the time is up. Made once and entered often: its timer is set
+    again only when it fires, so that entering costs next to nothing, where `asyncio.timeout` sets a timer each time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._due: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self.is_expired = False
+
+    def __enter__(self) -> None:
+        self.is_expired = False
+        self._task = task = asyncio.current_task()
+        self._cancelling = task.cancelling() if task is not None else 0
+        self._due = self._loop.time() + self._seconds
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._due, self._on_timer)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        self._due = None
+        if self.is_expired and self._task is not None:
+            is_ours = self._task.uncancel() <= self._cancelling  # else somebody else cancelled the task as well
+            if is_ours and kind is asyncio.CancelledError:
+                raise TimeoutError from error
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._due is None or self._task is None:
+            return
+        if self._loop.time() < self._due:
+            self._timer = self._loop.call_at(self._due, self._on_timer)
+        else:
+            self.is_expired = True
+            self._task.cancel()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class Pump:
     """Calls `advance` for one stream. `on_error` is called once, synchronously, when the stream must end; `regulate` whenever a
     lane's pressure or health may have changed."""
@@ -70,7 +113,7 @@ class Pump:
         self._observer = observer
         self._log = log
         self._news = asyncio.Event()
-        self._calls: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
         self._is_stopping = False
         self._has_failed = False
 
@@ -84,94 +127,79 @@ class Pump:
         self._news.set()
 
     async def run(self) -> None:
-        """Settle until stopped."""
+        """Settle until stopped, with as many calls at once as the settings allow."""
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(self._settings.parallel):
+                workers.create_task(self._work())
+
+    async def _work(self) -> None:
+        deadline = Deadline(self._settings.timeout)
         try:
             while True:
-                if not self._is_stopping:
-                    await self._news.wait()
-                self._news.clear()
-                await self._settle_news()
-                if self._is_stopping:
-                    if not self._calls:
-                        return
+                harvest = self._next_harvest()
+                if harvest is not None:
+                    await self._settle(harvest, deadline)
+                elif self._is_stopping or self._has_failed:
+                    return
+                else:
+                    self._news.clear()
                     await self._news.wait()
         finally:
-            for call in self._calls:
-                call.cancel()
+            deadline.close()
 
-    async def _settle_news(self) -> None:
+    def _next_harvest(self) -> Harvest | None:
+        """What to settle next, of the lanes with news."""
         news = self._ledger.news
         while news and not self._has_failed:
-            if len(self._calls) >= self._settings.parallel:
-                return  # the call that ends wakes the pump
             lane = next(iter(news))
             del news[lane]
-            harvest = self._next_harvest(lane)
-            if harvest is None:
-                self._regulate(lane)
+            if lane.is_busy or lane.is_lost:
                 continue
-            lane.is_busy = True
-            if self._settings.parallel == 1:
-                await self._settle(harvest)
-            else:
-                call = asyncio.create_task(self._settle(harvest))
-                self._calls.add(call)
-                call.add_done_callback(self._call_ended)
+            harvest, lane.retry = lane.retry, None
+            if harvest is None:
+                harvest = self._ledger.harvest(lane)
+            elif self._is_stopping:
+                continue
+            if harvest is not None:
+                lane.is_busy = True
+                return harvest
+            self._regulate(lane)
+        return None
 
-    def _call_ended(self, call: asyncio.Task[None]) -> None:
-        self._calls.discard(call)
-        self._news.set()
-
-    def _next_harvest(self, lane: Lane) -> Harvest | None:
-        if lane.is_busy or lane.is_lost:
-            return None
-        if lane.retry is None:
-            return self._ledger.harvest(lane)
-        if self._is_stopping:
-            return None
-        harvest, lane.retry = lane.retry, None
-        return harvest
-
-    async def _settle(self, harvest: Harvest) -> None:
+    async def _settle(self, harvest: Harvest, deadline: Deadline) -> None:
         lane = harvest.lane
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        deadline = asyncio.timeout(self._settings.timeout)
+        started = self._loop.time()
         try:
-            async with deadline:
+            with deadline:
                 await self._producer.advance(harvest.items)
         except Exception as error:
             lane.is_busy = False
-            late = isinstance(error, TimeoutError) and deadline.expired()
-            if late:
+            if isinstance(error, TimeoutError) and deadline.is_expired:
                 error = SourceUnavailable(f"advance did not return within {self._settings.timeout} s")
             if self._observer is not None:
                 self._observer.on_advance_failed(self._key, error)
             self._failed(harvest, error)
-            return
-        lane.is_busy = False
-        if self._observer is not None:
-            self._observer.on_advanced(self._key, harvest.items, loop.time() - started)
-        self._ledger.settle(harvest)
-        self._regulate(lane)
+        else:
+            lane.is_busy = False
+            if self._observer is not None:
+                self._observer.on_advanced(self._key, harvest.items, self._loop.time() - started)
+            self._ledger.settle(harvest)
+            self._regulate(lane)
 
     def _failed(self, harvest: Harvest, error: Exception) -> None:
         lane = harvest.lane
         harvest.attempts += 1
         if lane.is_lost:
             self._ledger.settle(harvest)
-            return
-        if not isinstance(error, SourceUnavailable) or (harvest.attempts > self._settings.retries and not self._is_stopping):
+        elif isinstance(error, SourceUnavailable) and (harvest.attempts <= self._settings.retries or self._is_stopping):
+            lane.retry = harvest
+            delay = min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** (harvest.attempts - 1)) * random.uniform(0.5, 1.0)
+            self._log.warning("advance failed on lane %r of stream %r, again in %.1f s: %r", lane.key, self._key, delay, error)
+            self._loop.call_later(delay, self._retry, lane)
+        else:
             self._has_failed = True
             self._log.error("advance failed on lane %r; the stream %r ends: %r", lane.key, self._key, error)
             self._on_error(error)
-            return
-        lane.retry = harvest
-        if self._is_stopping:
-            return
-        delay = min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** (harvest.attempts - 1)) * random.uniform(0.5, 1.0)
-        self._log.warning("advance failed on lane %r of stream %r, again in %.1f s: %r", lane.key, self._key, delay, error)
-        asyncio.get_running_loop().call_later(delay, self._retry, lane)
 
     def _retry(self, lane: Lane) -> None:
         if not lane.is_lost:

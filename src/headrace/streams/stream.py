@@ -346,7 +346,8 @@ class Stream:
     async def _fan_out(self, batch: EventBatch) -> None:
         """Hand a batch to the cohort, in as many parts as the bounds ask for."""
         while not self._over.is_set():
-            await self._await_absent()
+            if self._complete_by is not None:
+                await self._await_absent()
             room = self._room(batch)
             if not room:
                 await self._wait_for_pressure(None)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from headrace.errors import StreamError
-from headrace.streams.cursor import NOTHING, AnyCursor, Cursor
+from headrace.streams.cursor import NOTHING, AnyCursor
 from headrace.streams.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
-_driven: WeakKeyDictionary[asyncio.Task[Any], Subscription] = WeakKeyDictionary()
-"""The subscription that a task pulled from last: the filter that runs in it."""
+_driven: WeakKeyDictionary[asyncio.Task[Any], list[Subscription]] = WeakKeyDictionary()
+"""The subscriptions that a task pulls from: it is the task of their filters."""
 
 
 class Subscription(AsyncIterator[Any]):
@@ -28,13 +28,14 @@ class Subscription(AsyncIterator[Any]):
     `gated`: the broker waits for what is derived (ack mode), so an event may be rejected.
     """
 
-    __slots__ = ("__weakref__", "_cursor", "_iterator", "_ledger", "gated")
+    __slots__ = ("__weakref__", "_cursor", "_driver", "_iterator", "_ledger", "gated")
 
     def __init__(self, ledger: Ledger, cursor: AnyCursor, *, gated: bool) -> None:
         self.gated = gated
         self._ledger = ledger
         self._cursor: AnyCursor | None = cursor
         self._iterator: Iterator[Any] = iter(())
+        self._driver: Callable[[], asyncio.Task[Any] | None] = lambda: None
 
     def __aiter__(self) -> Subscription:
         self._note_driver()
@@ -43,20 +44,16 @@ class Subscription(AsyncIterator[Any]):
     async def __anext__(self) -> Any:
         for raw in self._iterator:
             return raw
-        return await self._pull()
-
-    async def _pull(self) -> Any:
         self._note_driver()
         while True:
             cursor = self._cursor
             if cursor is None:
                 raise StreamError("this iterator was replaced by `resume`: use the newer one")
             raw = cursor.pull()
-            if cursor in self._ledger.full:
+            if self._ledger.full:
                 self._ledger.made_room(cursor)
             if raw is not NOTHING:
-                if isinstance(cursor, Cursor):
-                    self._iterator = cursor.iterator
+                self._iterator = cursor.iterator
                 return raw
             if cursor.waiter is not None:
                 raise RuntimeError(f"two tasks pull events of subscriber {cursor.id!r} at once")
@@ -69,9 +66,14 @@ class Subscription(AsyncIterator[Any]):
     def _note_driver(self) -> None:
         """Remember which task the filter runs in."""
         task = asyncio.current_task()
+        if task is None or self._driver() is task:
+            return
         # `asyncio.wait_for(anext(stream))` on Python 3.11 pulls in a task of its own, which is not the filter's
-        if task is not None and getattr(task.get_coro(), "cr_code", None) is not _PULL_CODE:
-            _driven[task] = self
+        if getattr(task.get_coro(), "cr_code", None) is not _PULL_CODE:
+            if (former := self._driver()) is not None:
+                _driven[former].remove(self)
+            self._driver = ref(task)
+            _driven.setdefault(task, []).append(self)
 
     def retire(self) -> None:
         """Make this iterator invalid: another one takes over its cursor."""
@@ -103,6 +105,6 @@ def reject_shared_stream_event(reason: str | None = None) -> None:
         task = asyncio.current_task()
     except RuntimeError:  # no running loop
         task = None
-    subscription = _driven.get(task) if task is not None else None
-    if subscription is None or not subscription.reject(reason):
+    subscriptions = _driven.get(task, []) if task is not None else []
+    if not any(subscription.reject(reason) for subscription in reversed(subscriptions)):
         log.warning("reject_shared_stream_event: no event in hand that could be rejected; ignored")
