@@ -151,7 +151,7 @@ def retry_after(value: str | None, now: float) -> float | None:
         return float(value)
     try:
         moment = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # a year beyond all dates overflows
         return None
     if moment.tzinfo is None:  # "-0000": UTC of unknown origin
         moment = moment.replace(tzinfo=UTC)
