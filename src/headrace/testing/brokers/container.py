@@ -74,6 +74,22 @@ class Container:
         return "" if self._container is None else str(self._container.logs(tail=LOG_LINES).decode(errors="replace"))
 
 
+def pull(image: str) -> None:
+    """Have the engine fetch an image, unless it has it. Raises `BrokerUnavailable`."""
+    require_engine()
+    import docker
+    from testcontainers.core.docker_client import DockerClient
+
+    try:
+        images = DockerClient().client.images
+        try:
+            images.get(image)
+        except docker.errors.ImageNotFound:
+            images.pull(image)
+    except docker.errors.DockerException as error:
+        raise BrokerUnavailable(f"Docker has no image {image}: {error}") from error
+
+
 def require_engine() -> None:
     """Raise `BrokerUnavailable` unless a Docker engine answers on this machine.
 

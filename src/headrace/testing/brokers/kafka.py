@@ -77,6 +77,8 @@ class Kafka(Server):
 
     name: ClassVar[str] = "kafka"
     title: ClassVar[str] = "Apache Kafka"
+    image: ClassVar[str] = f"apache/kafka:{VERSION}"
+    packages: ClassVar[tuple[str, ...]] = ("default-jre-headless", "maven")
 
     @classmethod
     def at_address(cls, address: str, variable: str) -> Self:
@@ -89,8 +91,13 @@ class Kafka(Server):
         port = free_port()
         properties = _properties(settings, listen="0.0.0.0", inside=9092, outside=port, folder="/var/lib/kafka/data")
         environment = {f"KAFKA_{key.upper().replace('.', '_')}": value for key, value in properties.items()}
-        container = Container(f"apache/kafka:{VERSION}", port=9092, host_port=port, environment=environment)
+        container = Container(cls.image, port=9092, host_port=port, environment=environment)
         return cls._started(container, port)
+
+    @classmethod
+    def prepare(cls) -> None:
+        find_java()
+        fetch_jars()
 
     @classmethod
     def on_this_machine(cls, settings: Mapping[str, str]) -> Self:

@@ -20,7 +20,6 @@ from headrace.testing.brokers.container import Container
 from headrace.testing.brokers.process import LocalProcess, find_program, free_port
 from headrace.testing.brokers.server import Backend, Given, Server
 
-IMAGE = "postgres:17-alpine"
 USER = PASSWORD = DATABASE = "headrace"
 
 DEFAULT_SETTINGS: Mapping[str, str] = {
@@ -36,6 +35,8 @@ class PostgreSQL(Server):
 
     name: ClassVar[str] = "postgresql"
     title: ClassVar[str] = "PostgreSQL"
+    image: ClassVar[str] = "postgres:17-alpine"
+    packages: ClassVar[tuple[str, ...]] = ("postgresql",)
 
     @classmethod
     def at_address(cls, address: str, variable: str) -> Self:
@@ -49,7 +50,11 @@ class PostgreSQL(Server):
         port = free_port()
         environment = {"POSTGRES_USER": USER, "POSTGRES_PASSWORD": PASSWORD, "POSTGRES_DB": DATABASE}
         command = ["postgres", *_options(settings)]
-        return cls._started(Container(IMAGE, port=5432, host_port=port, environment=environment, command=command), port)
+        return cls._started(Container(cls.image, port=5432, host_port=port, environment=environment, command=command), port)
+
+    @classmethod
+    def prepare(cls) -> None:
+        find_programs()
 
     @classmethod
     def on_this_machine(cls, settings: Mapping[str, str]) -> Self:

@@ -84,6 +84,10 @@ class Server(ABC):
     name: ClassVar[str]
     """The word for it: in `launch`, in `HEADRACE_REQUIRE_BROKERS`, and as `HEADRACE_<NAME>` in the environment."""
     title: ClassVar[str]
+    image: ClassVar[str]
+    """The Docker image that `in_docker` runs."""
+    packages: ClassVar[tuple[str, ...]]
+    """The Debian packages that `on_this_machine` needs."""
 
     def __init__(self, backend: Backend, address: str, version: str) -> None:
         self._backend = backend
@@ -105,6 +109,11 @@ class Server(ABC):
     @abstractmethod
     def on_this_machine(cls, settings: Mapping[str, str]) -> Self:
         """Start it as a process. Raises `BrokerUnavailable`."""
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls) -> None:
+        """Fetch what `on_this_machine` needs. Raises `BrokerUnavailable`, which names a program that is missing."""
 
     @property
     def kind(self) -> Kind:

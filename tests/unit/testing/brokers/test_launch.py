@@ -18,6 +18,8 @@ class Echo(Server):
 
     name = "echo"
     title = "Echo"
+    image = "echo:1"
+    packages = ("echo", "echo-data")
     has_docker = True
     has_local = True
     is_answering = True
