@@ -1,0 +1,248 @@
+"""aiokafka's clients as this connector needs them, and what their errors mean to a user.
+
+The one module that looks behind aiokafka's public names, for three things they do not tell: the membership (member id and
+generation), a partition's position without waiting for one, and why a broker could not be reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import ssl
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, errors
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.conn import create_conn
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from aiokafka.errors import KafkaError
+
+from headrace.errors import HeadraceError, SourceMisconfigured, SourceUnavailable
+from headrace_kafka.config import KafkaConfig
+
+_ASSIGNORS: Final = {"roundrobin": RoundRobinPartitionAssignor, "range": RangePartitionAssignor}
+
+MAX_REQUEST_SIZE: Final = 2**30
+"""What may be sent is the broker's to say: a dead letter is a little larger than the message it was."""
+
+
+class Membership(NamedTuple):
+    """Who this consumer is to the group's coordinator. Without a generation it is nobody."""
+
+    member_id: str
+    generation: int
+
+    @property
+    def is_valid(self) -> bool:
+        return self.generation > 0
+
+    def follows(self, earlier: Membership) -> bool:
+        """Whether no generation was missed in between."""
+        same = self.is_valid and earlier.is_valid and self.member_id == earlier.member_id
+        return same and self.generation - earlier.generation in (0, 1)  # a static member may be told the same generation again
+
+
+NOBODY: Final = Membership("", -1)
+
+
+class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
+    """A consumer in a group that commits and resets nothing by itself."""
+
+    @property
+    def membership(self) -> Membership:
+        coordinator = self._coordinator
+        return Membership(coordinator.member_id, coordinator.generation) if coordinator is not None else NOBODY
+
+    def position_of(self, key: TopicPartition) -> int | None:
+        """The next offset that will be fetched; None where none is known yet, or the partition is not assigned."""
+        subscription = self._subscription.subscription
+        assignment = subscription.assignment if subscription is not None else None
+        state = assignment.state_value(key) if assignment is not None else None
+        return state.position if state is not None and state.has_valid_position else None
+
+    async def missing_topics(self, topics: Iterable[str]) -> list[str]:
+        """Those that the cluster does not have, and does not make when asked. Raises `TopicAuthorizationFailedError`."""
+        wanted = set(topics)
+        missing = wanted - await self.topics()
+        if missing:
+            await self._client.set_topics(missing)  # asking for a topic by name makes it, where the brokers are set up so
+            cluster = self._client.cluster
+            if forbidden := missing & cluster.unauthorized_topics:
+                raise errors.TopicAuthorizationFailedError(", ".join(sorted(forbidden)))
+            missing = {topic for topic in missing if not cluster.partitions_for_topic(topic)}
+        return sorted(missing)
+
+
+def build_consumer(config: KafkaConfig) -> GroupConsumer:
+    """Build the consumer of a stream, not yet started. Raises `SourceMisconfigured`."""
+    return GroupConsumer(
+        **connection_options(config),
+        group_id=config.group_id,
+        group_instance_id=config.member_name,
+        auto_offset_reset="none",  # where to start is decided, and reported, by the session
+        enable_auto_commit=False,
+        isolation_level=config.isolation_level,
+        session_timeout_ms=_ms(config.session_timeout),
+        heartbeat_interval_ms=_ms(config.heartbeat_interval),
+        max_poll_interval_ms=_ms(config.max_poll_interval),
+        max_poll_records=config.max_poll_records,
+        fetch_min_bytes=config.fetch_min_bytes,
+        fetch_max_bytes=config.fetch_max_bytes,
+        fetch_max_wait_ms=_ms(config.fetch_max_wait),
+        max_partition_fetch_bytes=config.max_partition_fetch_bytes,
+        check_crcs=config.check_crcs,
+        client_rack=config.client_rack,
+        partition_assignment_strategy=(_ASSIGNORS[config.partition_assignment_strategy],),
+    )
+
+
+async def start_producer(config: KafkaConfig) -> AIOKafkaProducer:
+    """Build and start a producer that loses and doubles nothing. Raises `SourceUnavailable` or `SourceMisconfigured`."""
+    producer = AIOKafkaProducer(
+        **connection_options(config), acks="all", enable_idempotence=True, max_request_size=MAX_REQUEST_SIZE, linger_ms=5
+    )
+    await start(producer, config)
+    return producer
+
+
+async def start(client: AIOKafkaConsumer | AIOKafkaProducer, config: KafkaConfig) -> None:
+    """Connect a client. Raises `SourceUnavailable` or `SourceMisconfigured`, and leaves nothing open."""
+    try:
+        await client.start()
+    except BaseException as error:
+        with contextlib.suppress(KafkaError):
+            await client.stop()
+        if isinstance(error, errors.KafkaConnectionError):
+            raise await why_unreachable(config) from error
+        if isinstance(error, KafkaError):
+            raise explain(error, config) from error
+        raise
+
+
+def connection_options(config: KafkaConfig) -> dict[str, Any]:
+    """What every client of this config has in common. Raises `SourceMisconfigured` for what cannot be loaded."""
+    return {
+        "bootstrap_servers": list(config.bootstrap_servers),
+        "client_id": config.client_id,
+        "request_timeout_ms": _ms(config.request_timeout),
+        "retry_backoff_ms": _ms(config.retry_backoff),
+        "metadata_max_age_ms": _ms(config.metadata_max_age),
+        "connections_max_idle_ms": _ms(config.connections_max_idle),
+        **_security_options(config),
+    }
+
+
+def _security_options(config: KafkaConfig) -> dict[str, Any]:
+    return {
+        "security_protocol": config.security_protocol,
+        "ssl_context": _ssl_context(config) if "SSL" in config.security_protocol else None,
+        "sasl_mechanism": config.sasl_mechanism,
+        "sasl_plain_username": config.sasl_plain_username,
+        "sasl_plain_password": config.sasl_plain_password.get_secret_value() if config.sasl_plain_password else None,
+        "sasl_kerberos_service_name": config.sasl_kerberos_service_name,
+        "sasl_kerberos_domain_name": config.sasl_kerberos_domain_name,
+        "sasl_oauth_token_provider": _token_provider(config.sasl_oauth_token_provider),
+    }
+
+
+def _ssl_context(config: KafkaConfig) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=config.ssl_cafile)
+    except OSError as error:
+        raise SourceMisconfigured(f"ssl_cafile {config.ssl_cafile!r} cannot be loaded: {error}") from error
+    context.check_hostname = config.ssl_check_hostname
+    if config.ssl_certfile is not None:
+        password = config.ssl_password.get_secret_value() if config.ssl_password else ""
+        try:
+            # A key that is encrypted would else be asked for on the terminal.
+            context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, lambda: password)
+        except OSError as error:
+            raise SourceMisconfigured(
+                f"ssl_certfile {config.ssl_certfile!r} cannot be loaded (with ssl_keyfile, ssl_password): {error}"
+            ) from error
+    return context
+
+
+def _token_provider(path: str | None) -> AbstractTokenProvider | None:
+    if path is None:
+        return None
+    module, _, name = path.partition(":")
+    try:
+        provider = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise SourceMisconfigured(f"sasl_oauth_token_provider {path!r} cannot be built: {error}") from error
+    if not isinstance(provider, AbstractTokenProvider):
+        raise SourceMisconfigured(f"sasl_oauth_token_provider {path!r} is no aiokafka.abc.AbstractTokenProvider")
+    return provider
+
+
+async def why_unreachable(config: KafkaConfig) -> HeadraceError:
+    """Connect to the brokers once more, to say what aiokafka only logs."""
+    reasons = []
+    for address in config.bootstrap_servers:
+        host, _, port = address.rpartition(":")
+        options = connection_options(config)
+        for unused in ("bootstrap_servers", "retry_backoff_ms", "metadata_max_age_ms", "connections_max_idle_ms"):
+            del options[unused]
+        try:
+            connection = await create_conn(host.strip("[]"), int(port), **options)
+        except (OSError, KafkaError) as error:
+            said = explain(error, config)
+            if isinstance(said, SourceMisconfigured):
+                return said
+            reasons.append(f"{address}: {error or type(error).__name__}")
+        else:
+            connection.close()
+            reasons.append(f"{address}: connected, but there was no answer")
+    return SourceUnavailable(f"no broker of bootstrap_servers can be reached ({'; '.join(reasons)})")
+
+
+def explain(error: BaseException, config: KafkaConfig) -> HeadraceError:
+    """What an error of aiokafka means: worth another try, or which option to look at. Errors of ours stay as they are."""
+    said = str(error) or type(error).__name__
+    match error:
+        case HeadraceError():
+            return error
+        case ssl.SSLError():
+            hint = "the broker may not speak TLS there, or ssl_cafile does not know who signed its certificate"
+            return SourceMisconfigured(f"TLS with {config.servers} failed: {said} (security_protocol, ssl_*: {hint})")
+        case errors.SaslAuthenticationFailed() | errors.AuthenticationFailedError():
+            return SourceMisconfigured(
+                f"{config.servers} refuses the credentials (sasl_plain_username, sasl_plain_password, sasl_mechanism): {said}"
+            )
+        case errors.UnsupportedSaslMechanismError() | errors.IllegalSaslStateError() | errors.AuthenticationMethodNotSupported():
+            return SourceMisconfigured(
+                f"{config.servers} does not offer this authentication (sasl_mechanism, security_protocol): {said}"
+            )
+        case errors.GroupAuthorizationFailedError():
+            return SourceMisconfigured(f"the user may not read as group_id {config.group_id!r}: {said}")
+        case errors.TopicAuthorizationFailedError():
+            return SourceMisconfigured(f"the user may not use a topic (topics, topic_pattern or dead_letter_topic): {said}")
+        case errors.ClusterAuthorizationFailedError():
+            return SourceMisconfigured(f"the user may not write idempotently to the cluster (dead_letter_topic): {said}")
+        case errors.InvalidSessionTimeoutError():
+            return SourceMisconfigured(f"the brokers do not allow session_timeout {config.session_timeout:g} s: {said}")
+        case errors.InconsistentGroupProtocolError():
+            return SourceMisconfigured(
+                f"group_id {config.group_id!r} has members of another kind (partition_assignment_strategy): {said}"
+            )
+        case errors.InvalidGroupIdError():
+            return SourceMisconfigured(f"the brokers refuse group_id {config.group_id!r}: {said}")
+        case errors.UnsupportedCodecError():
+            return SourceMisconfigured(f"a message is compressed in a way that this installation cannot read: {said}")
+        case errors.RecordTooLargeError():
+            return SourceMisconfigured(
+                f"a message is larger than max_partition_fetch_bytes {config.max_partition_fetch_bytes}: {said}"
+            )
+        case errors.MessageSizeTooLargeError() | errors.RecordListTooLargeError():
+            return SourceMisconfigured(f"a message is larger than its topic allows (max.message.bytes of the topic): {said}")
+        case errors.InvalidTopicError():
+            return SourceMisconfigured(f"the brokers refuse the name of a topic (topics or dead_letter_topic): {said}")
+        case _:
+            return SourceUnavailable(f"Kafka at {config.servers}: {said}")
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
