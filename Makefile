@@ -13,6 +13,8 @@ AIRFLOW := .cache/airflow/.up-to-date
 
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
+# The system's certificates where it has any: a company's proxy may bring its own.
+export UV_SYSTEM_CERTS ?= $(if $(wildcard /etc/ssl/certs/ca-certificates.crt),1,0)
 
 # Prints the path of a Python that will do. A `python3` on PATH may be an old one, or a shim with nothing behind it.
 FIND_PYTHON = for candidate in $${PYTHON:-$$(type -ap python3 python3.14 python3.13 python3.12 python3.11)}; do \
