@@ -1,0 +1,5 @@
+"""`python -m headrace.app.cli` is `headrace`."""
+
+from headrace.app.cli import main
+
+main()

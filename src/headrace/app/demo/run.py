@@ -1,0 +1,190 @@
+"""The course of the demo: publish at a steady pace, kill `serve` half-way, start it again, wait until all is done, count."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import yaml
+
+from headrace.app.config import Config, load_config
+from headrace.app.demo.brokers import kafka_topic, local_queue
+from headrace.app.demo.orders import Expected, make_orders
+from headrace.app.demo.receiver import Receiver
+from headrace.app.demo.report import Report, Stored
+from headrace.app.demo.sidecar import Sidecar, free_port
+from headrace.errors import HeadraceError
+from headrace.store import Store
+
+SEED: Final = 20
+PATIENCE: Final = 40.0
+"""Seconds without any progress after which the rest counts as lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """What to run."""
+
+    events: int = 20_000
+    rate: int = 1_000
+    """Orders published a second."""
+    kafka: str | None = None
+    """`host:port` of a Kafka; None: the embedded broker."""
+    keep: bool = False
+    """Leave the folder with the configuration, the store and the log."""
+
+
+class Progress(Protocol):
+    """Told how far the demo is."""
+
+    def expect(self, name: str, total: int) -> None: ...
+    def reach(self, name: str, count: int) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+async def run_demo(settings: DemoSettings, progress: Progress) -> Report:
+    """Run it all. Raises `HeadraceError` when a part of it does not come up; leaves no process behind."""
+    with _folder(keep=settings.keep, progress=progress) as folder:
+        async with AsyncExitStack() as stack:
+            receiver = Receiver()
+            await receiver.start()
+            stack.push_async_callback(receiver.stop)
+            broker = kafka_topic(settings.kafka) if settings.kafka else local_queue(folder)
+            stream = await stack.enter_async_context(broker)
+            port = free_port()
+            path = folder / "headrace.yaml"
+            path.write_text(yaml.safe_dump(_config(folder, stream, receiver.url, port), sort_keys=False))
+            config = load_config(path)
+            sidecar = Sidecar(path, folder / "serve.log", f"http://127.0.0.1:{port}")
+            stack.push_async_callback(sidecar.aclose)
+            try:
+                return await _Course(settings, progress, config, sidecar, receiver).run()
+            except ExceptionGroup as group:  # of its tasks, the first that failed
+                raise group.exceptions[0] from group
+
+
+class _Course:
+    def __init__(self, settings: DemoSettings, progress: Progress, config: Config, sidecar: Sidecar, receiver: Receiver) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._config = config
+        self._sidecar = sidecar
+        self._receiver = receiver
+        self._expected = Expected()
+        self._published = 0
+        self._half = asyncio.Event()
+        self._read_before_kill = 0
+        self._read = 0
+
+    async def run(self) -> Report:
+        progress, settings = self._progress, self._settings
+        progress.expect("published", settings.events)
+        await self._sidecar.start()
+        progress.say("headrace serve is ready; publishing")
+        store = await Store.open(self._config.store.url)
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(self._watch(store))
+                publishing = group.create_task(self._publish())
+                await self._half.wait()
+                await self._kill_and_restart()
+                await publishing
+                await self._finish(store)
+                watching.cancel()
+            exit_code = await self._sidecar.stop()
+            stored = await Stored.read(store)
+        finally:
+            await store.aclose()
+        return Report.of(self._expected, stored, self._receiver, published=self._published, read=self._read, exit_code=exit_code)
+
+    async def _publish(self) -> None:
+        """Publish at the rate, in batches that take a tenth of a second each (for Kafka half a second: it connects anew)."""
+        stream = self._config.streams["orders"]
+        interval = 0.5 if self._settings.kafka else 0.1
+        orders = make_orders(self._settings.events, SEED, self._expected)
+        due = time.monotonic()
+        while batch := list(islice(orders, max(int(self._settings.rate * interval), 1))):
+            await stream.connector.publish(stream.connector_config, batch)
+            self._published += len(batch)
+            self._progress.reach("published", self._published)
+            self._progress.expect("dispatched", self._expected.events)
+            if self._published >= self._settings.events // 2:
+                self._half.set()
+            due += interval
+            await asyncio.sleep(max(due - time.monotonic(), 0))
+
+    async def _kill_and_restart(self) -> None:
+        self._progress.say(
+            f"SIGKILL, with {self._published:,} orders published and {len(self._receiver.ids):,} events dispatched"
+        )
+        self._sidecar.check()
+        await self._sidecar.kill()
+        self._read_before_kill = self._read
+        self._progress.say("starting it again; publishing goes on")
+        await self._sidecar.start()
+        self._progress.say("headrace serve is ready again")
+
+    async def _watch(self, store: Store) -> None:
+        """Follow what was read, as the sidecar counts it, and what was dispatched."""
+        while True:
+            if (read := await self._sidecar.events_read()) is not None:
+                self._read = max(self._read, self._read_before_kill + read)
+            self._progress.reach("dispatched", len(self._receiver.ids))
+            await asyncio.sleep(0.2)
+
+    async def _finish(self, store: Store) -> None:
+        """Wait until the webhook has all it must have and every malformed order is a dead letter, or nothing moves any more."""
+        last: tuple[int, int, int] | None = None
+        moved = time.monotonic()
+        while True:
+            self._sidecar.check()
+            rejected = sum((await store.dead_letters.counts()).values())
+            handled = len(self._receiver.ids)
+            if handled >= self._expected.events and rejected >= len(self._expected.rejected):
+                return
+            if (now := (handled, rejected, self._read)) != last:
+                last, moved = now, time.monotonic()
+            elif time.monotonic() - moved > PATIENCE:
+                self._progress.say(f"nothing has moved for {PATIENCE:g} s: what is missing counts as lost")
+                return
+            await asyncio.sleep(0.2)
+
+
+@contextmanager
+def _folder(*, keep: bool, progress: Progress) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
+    try:
+        yield folder
+    except HeadraceError:
+        progress.say(f"what is left of it is in {folder}")
+        raise
+    if keep:
+        progress.say(f"its files are in {folder}")
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _config(folder: Path, stream: dict[str, Any], webhook: str, port: int) -> dict[str, Any]:
+    target = {"webhook": {"url": webhook}}
+    return {
+        "store": {"url": f"sqlite:///{folder / 'store.db'}"},
+        "http": {"port": port},
+        "streams": {"orders": stream},
+        "triggers": {
+            "large-eu-orders": {
+                "stream": "orders",
+                "match": {"region": ["eu"], "amount": [{"numeric": [">", 100]}]},
+                "target": target,
+            },
+            "express-shipping": {"stream": "orders", "class": "headrace.app.demo.filters:ExpressShipping", "target": target},
+            "audit": {"stream": "orders", "class": "headrace.app.demo.filters:Audit", "target": target},
+        },
+    }
