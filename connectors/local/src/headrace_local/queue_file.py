@@ -27,7 +27,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import orjson
 
@@ -174,10 +174,13 @@ class Settlement:
 class QueueFile:
     """An open file. Raises `SourceUnavailable` where another try may help (locked, full disk), else `SourceMisconfigured`."""
 
+    lock_seconds: ClassVar[float] = 5.0
+    """How long to wait for another process that writes, before `SourceUnavailable`."""
+
     def __init__(self, path: str) -> None:
         self.path = path
         with self._errors():
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=self.lock_seconds)
         try:
             with self._errors():
                 self._prepare()
@@ -406,7 +409,7 @@ class QueueFile:
 
     def _enter_wal(self) -> None:
         # Two processes that make the file at once: SQLite tells one "locked" here without waiting.
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + self.lock_seconds
         while True:
             try:
                 self._db.execute("PRAGMA journal_mode = WAL")
