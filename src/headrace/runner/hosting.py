@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, Final, NamedTuple
@@ -99,7 +99,7 @@ class HostedProducer(SharedStreamProducer):
 
     # The way in.
 
-    async def open_batches(self) -> AsyncIterator[EventBatch | LaneLost]:
+    async def open_batches(self) -> AsyncGenerator[EventBatch | LaneLost, None]:
         """Yield what the producer yields, in columns. Raises what it raises, after the batches that came before."""
         self._engine = asyncio.get_running_loop()
         self._thread.call_soon(self._start_pump)
@@ -152,7 +152,7 @@ class HostedProducer(SharedStreamProducer):
             error = raised
             if self._closing:
                 log.warning("%s: ending the poll raised %r", self.name, raised)
-        except (SystemExit, KeyboardInterrupt) as raised:
+        except SystemExit as raised:
             error = RuntimeError(f"the producer of {self.name} asked the process to exit: {raised!r}")
         finally:
             self._bridge.end(error)

@@ -70,11 +70,8 @@ class LoopThread:
         outcome: asyncio.Future[T] = caller.create_future()
         running: list[asyncio.Task[T]] = []
 
-        async def run() -> T:
-            return await function()
-
         def start() -> None:
-            task = self.loop.create_task(run(), name=self.name)
+            task = self.loop.create_task(contained(function), name=self.name)
             running.append(task)
             task.add_done_callback(lambda task: call_threadsafe(caller, settle, task))
 
@@ -122,6 +119,14 @@ def whereabouts(thread_id: int | None) -> str:
         return "nowhere: its thread has ended"
     last = traceback.extract_stack(frame, limit=None)[-1]
     return f"{last.filename}:{last.lineno} in {last.name}"
+
+
+async def contained(function: Callable[[], Awaitable[T]]) -> T:
+    """Await foreign code that must not end the process: in a task, `sys.exit` would end the loop itself."""
+    try:
+        return await function()
+    except SystemExit as error:
+        raise RuntimeError(f"user code asked the process to exit: SystemExit({error.code!r})") from error
 
 
 def call_threadsafe(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:

@@ -1,0 +1,71 @@
+"""What the runner is doing, for readiness, metrics and people: plain data, taken at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.runner.supervision import Phase
+from headrace.store import TriggerState
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """One stream. Without a live stream (nobody watches it, or it waits to be opened again) the counts are 0."""
+
+    name: str
+    connector: str
+    state: str
+    subscribers: int
+    missing: tuple[str, ...]
+    """Expected triggers that are not there: while there are any, nothing is committed past what they have not seen."""
+    in_flight: int
+    in_flight_bytes: int
+    oldest_age: float | None
+    """Seconds since the oldest event in flight was handed out."""
+    last_error: str | None
+    """What ended the stream last."""
+    is_stuck: bool
+    """Not polling although a trigger wants it to, or waiting for somebody missing."""
+    source: Mapping[str, Any] = field(default_factory=dict)
+    """What the producer's own `stats()` says, where it has one: lag, reconnects."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerStatus:
+    """One trigger of the config."""
+
+    trigger_id: str
+    class_path: str
+    stream: str | None
+    state: TriggerState
+    """What a user, or its own end, made of it."""
+    phase: Phase
+    """What it is doing."""
+    restarts: int
+    last_error: str | None
+    is_misconfigured: bool
+    """It waits for somebody to change something."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerStatus:
+    streams: Mapping[str, StreamStatus]
+    triggers: Mapping[str, TriggerStatus]
+    is_store_available: bool
+
+    @property
+    def problems(self) -> list[str]:
+        """Why this process is not ready, a line each; empty: it is."""
+        found = [] if self.is_store_available else ["the store does not answer"]
+        for stream in self.streams.values():
+            if stream.is_stuck:
+                why = f"without {', '.join(stream.missing)}" if stream.missing else stream.last_error or "not started"
+                found.append(f"stream {stream.name} is {stream.state}: {why}")
+        found += [
+            f"trigger {trigger.trigger_id} cannot run: {trigger.last_error}"
+            for trigger in self.triggers.values()
+            if trigger.is_misconfigured
+        ]
+        return found
