@@ -173,7 +173,6 @@ class Pump:
             with deadline:
                 await self._producer.advance(harvest.items)
         except Exception as error:
-            lane.is_busy = False
             if isinstance(error, TimeoutError) and deadline.is_expired:
                 error = SourceUnavailable(f"advance did not return within {self._settings.timeout} s")
             if self._observer is not None:
@@ -190,7 +189,7 @@ class Pump:
         lane = harvest.lane
         harvest.attempts += 1
         if lane.is_lost:
-            self._ledger.settle(harvest)
+            self._ledger.settle(harvest)  # what was read is out of flight; its outcome concerns nobody
         elif isinstance(error, SourceUnavailable) and (harvest.attempts <= self._settings.retries or self._is_stopping):
             lane.retry = harvest
             delay = min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** (harvest.attempts - 1)) * random.uniform(0.5, 1.0)
@@ -202,6 +201,7 @@ class Pump:
             self._on_error(error)
 
     def _retry(self, lane: Lane) -> None:
+        lane.is_busy = False
         if not lane.is_lost:
             self._ledger.news[lane] = None
             self._news.set()

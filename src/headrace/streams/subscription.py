@@ -36,6 +36,7 @@ class Subscription(AsyncIterator[Any]):
         self._cursor: AnyCursor | None = cursor
         self._iterator: Iterator[Any] = iter(())
         self._driver: Callable[[], asyncio.Task[Any] | None] = lambda: None
+        self._note_driver()
 
     def __aiter__(self) -> Subscription:
         self._note_driver()
