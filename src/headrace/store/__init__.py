@@ -3,6 +3,11 @@
 `Store` opens a database and has the parts; `Writer` stores units in groups; `model` is the data that goes in and out.
 """
 
+from headrace.store.attempts import Attempts
+from headrace.store.dead_letters import DeadLetters
+from headrace.store.events import Events
+from headrace.store.identity import event_identity
+from headrace.store.leases import Leases
 from headrace.store.model import (
     SETTLED,
     Attempt,
@@ -22,7 +27,9 @@ from headrace.store.model import (
     TriggerState,
     Unit,
 )
-from headrace.store.store import Attempts, DeadLetters, Events, Leases, Outbox, Store, Topic, Triggers
+from headrace.store.outbox import Outbox
+from headrace.store.store import Store, Topic
+from headrace.store.triggers import Triggers
 from headrace.store.writer import Writer
 
 __all__ = [
@@ -52,4 +59,5 @@ __all__ = [
     "Triggers",
     "Unit",
     "Writer",
+    "event_identity",
 ]

@@ -74,7 +74,7 @@ class Unit:
     trigger_id: str
     stream: str | None
     message_id: str | None
-    events: Sequence[TriggerEvent] = ()
+    events: Sequence[TriggerEvent] = field(default=(), repr=False)
     lane: str | None = None
     published_at: float | None = None
     lease_token: int | None = None

@@ -1,0 +1,9 @@
+"""The hot statements, which each database is given in its own way. Everything else is written once, with SQLAlchemy.
+
+Many rows go in as one JSON document, a single parameter: the statements' texts never change, no limit on parameters is met,
+and no row costs a trip between Python and the driver.
+"""
+
+from headrace.store.sql.base import Group, HotSql, Mark, Stored, Words
+
+__all__ = ["Group", "HotSql", "Mark", "Stored", "Words"]
