@@ -10,7 +10,8 @@ from headrace.dispatch.targets.base import Target
 from headrace.errors import TargetError, TargetRejected
 from headrace.store import StoredEvent
 
-MAX_ANSWER_CHARS: Final = 1000
+MAX_ANSWER_CHARS: Final = 500
+"""What is kept of an exception that may be of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,11 @@ async def _call(target: Target, event: StoredEvent) -> Verdict:
     timeout = asyncio.timeout(target.config.timeout)
     try:
         async with timeout:
-            return Verdict("delivered", _storable(await target.deliver(event) or ""))
+            return Verdict("delivered", await target.deliver(event) or "")
     except TargetRejected as error:
-        return Verdict("dead", _storable(str(error)))
+        return Verdict("dead", str(error))
     except TargetError as error:
-        return Verdict("retry", _storable(str(error)), error.retry_after)
+        return Verdict("retry", str(error), error.retry_after)
     except TimeoutError as error:
         if timeout.expired():
             return Verdict("retry", f"no answer within {target.config.timeout:g} s")
@@ -71,9 +72,4 @@ async def _call(target: Target, event: StoredEvent) -> Verdict:
 
 
 def _described(error: Exception) -> str:
-    return _storable(f"{type(error).__name__}: {error}")
-
-
-def _storable(text: str) -> str:
-    """Cut to length, without what no database takes: NUL and lone surrogates."""
-    return text[:MAX_ANSWER_CHARS].replace("\0", "\ufffd").encode(errors="replace").decode()
+    return f"{type(error).__name__}: {error}"[:MAX_ANSWER_CHARS]

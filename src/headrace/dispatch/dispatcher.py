@@ -87,7 +87,7 @@ class Dispatcher:
         self._routes: dict[str, _Route] = {}
         self._replaced: list[_Route] = []
         self._hungry: set[str] = set()  # triggers that may have events due
-        self._served: set[str] = set()  # those whose last claim was full
+        self._served: set[str] = set()  # those that had events in their last claim
         self._unused: list[StoredEvent] = []  # claims to give back
         self._untargeted = UntargetedWatch(store, self._observer)
         self._store_available = True
@@ -210,7 +210,7 @@ class Dispatcher:
                 self._hungry.update(asked)
                 raise
             self._served.difference_update(asked)
-            if len(events) >= limit:
+            if events:  # there may be more, also behind a claim that is not full: large events come few at a time
                 self._hungry.update(asked)
                 self._served.update(event.trigger_id for event in events)
             for event in events:

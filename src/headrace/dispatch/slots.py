@@ -48,8 +48,8 @@ class Slots:
         """The triggers that may start calls, in groups to claim for, the one with the most room first.
 
         A claim takes the oldest events of a group, whosever they are, and no more than the smallest room in it: so triggers
-        with about as much room (less than twice) are together. Those that had a full claim the `last` time are apart, or a
-        long backlog would be served to its end before the fresh event of a trigger beside it.
+        with about as much room (less than twice) are together. Those that had events the `last` time are apart, or a long
+        backlog would be served to its end before the fresh event of a trigger beside it.
         """
         found: dict[tuple[int, bool], list[str]] = {}
         for trigger_id in trigger_ids:

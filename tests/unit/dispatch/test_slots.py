@@ -39,7 +39,7 @@ def test_slots_agree_with_counting(shared: int, limits: dict[str, int], steps: l
 @given(rooms=st.lists(st.integers(0, 100), max_size=20), served=st.sets(st.integers(0, 19)))
 def test_groups_have_about_the_same_room(rooms: list[int], served: set[int]) -> None:
     """Every trigger with room is in one group; in a group the largest room is less than twice the smallest, and those that
-    had a full claim the last time are not with those that had none."""
+    had events the last time are not with those that had none."""
     slots = Slots(10_000)
     slots.set_limits({str(n): room for n, room in enumerate(rooms)})
     last = {str(n) for n in served}
