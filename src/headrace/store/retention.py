@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from sqlalchemy import Connection, and_, case, delete, exists, or_, select, tuple_, update
+from sqlalchemy import Connection, and_, case, delete, exists, or_, select, text, tuple_, update
 
 from headrace.store.database import Database
 from headrace.store.model import EventState, Swept
-from headrace.store.schema import attempt, dead_letter, event, filter_attempt, now, unit
+from headrace.store.schema import KEPT, attempt, dead_letter, event, filter_attempt, now, unit
 
 DAY: Final = 86400.0
 
