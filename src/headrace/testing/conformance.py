@@ -156,6 +156,7 @@ class ProducerConformance:
         """A stream that waits gets new messages without being opened again."""
         async with Reader(harness) as reader:
             for number in range(3):
+                await reader.expect_quiet("nothing more was published")
                 await harness.publish(messages(1, start=number))
                 assert values(await reader.take()) == [f"m{number}".encode()]
 

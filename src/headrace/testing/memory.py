@@ -144,6 +144,14 @@ class MemoryBroker:
         stored = self._messages.get(payload.offset)
         return stored is not None and stored.owner is consumer and stored.receipt == payload.receipt
 
+    def in_flight(self, consumer: MemoryProducer) -> list[Event]:
+        """What a consumer holds, oldest first."""
+        return [
+            (stored.message, Receipt(stored.offset, stored.receipt, stored.lane))
+            for stored in self._messages.values()
+            if stored.owner is consumer
+        ]
+
     def delete(self, payload: Receipt) -> None:
         del self._messages[payload.offset]
 
