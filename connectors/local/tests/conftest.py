@@ -67,7 +67,7 @@ class LocalHarness(Harness):
         for producer in self._crashed:
             await producer.aclose()
 
-    def outage(self) -> AbstractAsyncContextManager[None]:
+    def outage(self) -> AbstractAsyncContextManager[None] | None:
         @asynccontextmanager
         async def away() -> AsyncIterator[None]:
             with closing(sqlite3.connect(self.config.path, isolation_level=None)) as lock:
