@@ -5,25 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-
-from headrace.streams.contract import AdvanceItem, AdvanceOutcome, LaneLost, Rejection
-from headrace.testing.brokers import Kafka
-from headrace.testing.waiting import eventually
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from headrace_kafka import KafkaConfig, KafkaProducer
 from headrace_kafka.message import KafkaMessage
 
-ACKED = AdvanceOutcome(acked=2, failed=0)
-FAILED = AdvanceOutcome(acked=1, failed=1)
-NOBODY = AdvanceOutcome(acked=0, failed=0)
-REJECTED = AdvanceOutcome(acked=1, failed=0, rejected=1, rejections=(Rejection("audit", "no amount", 2),))
-MIXED = AdvanceOutcome(acked=1, failed=1, rejected=1, rejections=(Rejection("audit", "no amount", 1),))
+from headrace.streams.contract import AdvanceItem, AdvanceOutcome, LaneLost
+from headrace.testing.brokers import Kafka
+from headrace.testing.waiting import eventually
 
 _numbers = itertools.count()
 
@@ -64,12 +58,12 @@ class Driven:
         assert error is not None
         return error
 
-    async def advance(self, messages: Iterable[KafkaMessage], outcome: AdvanceOutcome = ACKED, **others: Any) -> None:
-        """Tell the producer, lane by lane and all lanes at once. `others={offset: outcome}` for single messages."""
-        exceptions: dict[int, AdvanceOutcome] = others.get("others", {})
+    async def advance(self, messages: Iterable[KafkaMessage], others: Mapping[int, AdvanceOutcome] | None = None) -> None:
+        """Say that the messages are acked, but for those whose offset is in `others`: lane by lane, all lanes at once."""
+        acked = AdvanceOutcome(acked=1, failed=0)
         lanes: dict[Any, list[AdvanceItem]] = {}
         for message in messages:
-            item = AdvanceItem(message, exceptions.get(message.offset, outcome))
+            item = AdvanceItem(message, (others or {}).get(message.offset, acked))
             lanes.setdefault(self.producer.get_advance_lane(message), []).append(item)
         await asyncio.gather(*(self.producer.advance(items) for items in lanes.values()))
 
@@ -95,6 +89,14 @@ class Cluster:
         if isinstance(self.server, Kafka):
             return self.server.create_topic(name, partitions, {key.replace("_", "."): value for key, value in config.items()})
         return self.server.create_topic(name, partitions)  # type: ignore[no-any-return]
+
+    async def add_partitions(self, topic: str, total: int) -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.address)
+        await admin.start()
+        try:
+            await admin.create_partitions({topic: NewPartitions(total_count=total)})
+        finally:
+            await admin.close()
 
     def config(self, *topics: str, **options: Any) -> KafkaConfig:
         """A config with a group of its own, and waits that are short."""
@@ -125,6 +127,19 @@ class Cluster:
             self._stack.push_async_callback(self._producer.stop)
         sent = [await self._producer.send(topic, value, **options) for value in values]
         return [(await future).offset for future in sent]
+
+    async def publish_transaction(self, topic: str, values: Iterable[bytes], *, commit: bool) -> None:
+        """Publish in a transaction, which is then committed or aborted."""
+        name = f"x{os.getpid()}-{next(_numbers)}"
+        producer = AIOKafkaProducer(bootstrap_servers=self.address, transactional_id=name)
+        await producer.start()
+        try:
+            await producer.begin_transaction()
+            for value in values:
+                await producer.send_and_wait(topic, value, partition=0)
+            await (producer.commit_transaction() if commit else producer.abort_transaction())
+        finally:
+            await producer.stop()
 
     async def committed(self, config: KafkaConfig, partition: int = 0, topic: str | None = None) -> int | None:
         """The group's offset, as the broker has it."""

@@ -28,6 +28,17 @@ MAX_REQUEST_SIZE: Final = 2**30
 """What may be sent is the broker's to say: a dead letter is a little larger than the message it was."""
 
 
+class FencedInstanceIdError(errors.BrokerResponseError):  # type: ignore[misc]
+    """The broker's word for two members with one `group.instance.id`. aiokafka has no name for it, and would say "unknown"."""
+
+    errno = 82
+    message = "FENCED_INSTANCE_ID"
+    description = "another member joined with the same group.instance.id"
+
+
+errors.kafka_errors.setdefault(FencedInstanceIdError.errno, FencedInstanceIdError)
+
+
 class Membership(NamedTuple):
     """Who this consumer is to the group's coordinator. Without a generation it is nobody."""
 
@@ -216,6 +227,8 @@ def explain(error: BaseException, config: KafkaConfig) -> HeadraceError:
             return SourceMisconfigured(
                 f"{config.servers} does not offer this authentication (sasl_mechanism, security_protocol): {said}"
             )
+        case KafkaError() if FencedInstanceIdError.__name__ in said:  # aiokafka passes it on as text
+            return same_instance_id(config)
         case errors.GroupAuthorizationFailedError():
             return SourceMisconfigured(f"the user may not read as group_id {config.group_id!r}: {said}")
         case errors.TopicAuthorizationFailedError():
@@ -242,6 +255,14 @@ def explain(error: BaseException, config: KafkaConfig) -> HeadraceError:
             return SourceMisconfigured(f"the brokers refuse the name of a topic (topics or dead_letter_topic): {said}")
         case _:
             return SourceUnavailable(f"Kafka at {config.servers}: {said}")
+
+
+def same_instance_id(config: KafkaConfig) -> SourceMisconfigured:
+    """Two members push each other out."""
+    return SourceMisconfigured(
+        f"another member of group {config.group_id!r} has the same group_instance_id {config.member_name!r}; give each replica an"
+        " id of its own"
+    )
 
 
 def _ms(seconds: float) -> int:

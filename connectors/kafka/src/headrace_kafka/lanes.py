@@ -166,14 +166,13 @@ class Lanes:
     def assign(self, partitions: Collection[TopicPartition], *, unbroken: bool) -> Change:
         """Take a new assignment. `unbroken`: this consumer was a member in between, so that nobody else can have had what it
         had and has; else everything starts anew."""
-        kept = tuple(lane for key, lane in self._lanes.items() if unbroken and key in partitions)
-        lost = tuple(lane for lane in self._lanes.values() if lane not in kept)
+        kept = {key: lane for key, lane in self._lanes.items() if unbroken and key in partitions}
+        lost = tuple(lane for key, lane in self._lanes.items() if key not in kept)
+        new = {key: Lane(key) for key in sorted(partitions) if key not in kept}
         for lane in lost:
             lane.is_alive = False
-        self._lanes = {lane.key: lane for lane in kept}
-        new = tuple(Lane(key) for key in sorted(partitions) if key not in self._lanes)
-        self._lanes.update((lane.key, lane) for lane in new)
-        return Change(lost, kept, new)
+        self._lanes = {**kept, **new}  # in one step: other threads may be reading
+        return Change(lost, tuple(kept.values()), tuple(new.values()))
 
     def replace(self, lane: Lane) -> Lane:
         """End a lane whose positions mean nothing any more; returns the new one of the same partition."""

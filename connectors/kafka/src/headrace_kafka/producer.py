@@ -289,12 +289,10 @@ class KafkaProducer(SharedStreamProducer):
         return True
 
     def stats(self) -> dict[str, Any]:
-        """What to measure, as it is now: counts since the start, `trouble` (a sentence, or None) and the `lag` of each partition,
-        which is up to a sixth of `watchdog_timeout` old."""
-        lag = {}
-        for lane in self._lanes:
-            if lane.position is not None and (end := self._ends.get(lane.key)) is not None:
-                lag[f"{lane.key.topic}/{lane.key.partition}"] = max(0, end - (lane.committed or lane.settled))
+        """What to measure, as it is now; from any thread. Counts are since the start; `trouble` is a sentence, or None; for each
+        partition, `positions` has what is settled and `lag` what is behind that, up to a sixth of `watchdog_timeout` ago."""
+        placed = {f"{lane.key.topic}/{lane.key.partition}": lane for lane in self._lanes if lane.position is not None}
+        ends = {name: self._ends[lane.key] for name, lane in placed.items() if lane.key in self._ends}
         return {
             **self._counts,
             "commits": self._commits.sent if self._commits else 0,
@@ -303,7 +301,8 @@ class KafkaProducer(SharedStreamProducer):
             "positions_gone": self._positions_gone + (self._session.resets if self._session else 0),
             "trouble": self._trouble,
             "is_rebalancing": self._is_rebalancing,
-            "lag": lag,
+            "positions": {name: lane.settled for name, lane in placed.items()},
+            "lag": {name: max(0, end - placed[name].settled) for name, end in ends.items()},
         }
 
     async def aclose(self) -> None:

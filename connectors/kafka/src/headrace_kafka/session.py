@@ -18,7 +18,7 @@ from aiokafka import ConsumerRebalanceListener, TopicPartition, errors
 from aiokafka.errors import KafkaError
 
 from headrace.errors import HeadraceError, SourceMisconfigured, SourceUnavailable
-from headrace_kafka.client import NOBODY, Membership, build_consumer, explain, start
+from headrace_kafka.client import NOBODY, Membership, build_consumer, explain, same_instance_id, start
 from headrace_kafka.commits import Commits
 from headrace_kafka.config import KafkaConfig
 from headrace_kafka.lanes import Change, Lane, Lanes
@@ -186,10 +186,14 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self.is_rebalancing = True
         for task in self._tasks:
             task.cancel()
-        is_member = self._consumer.membership.is_valid
-        if self._membership.is_valid and not is_member:
+        if self._consumer.membership.is_valid:
+            await self._commits.forbid(self._config.rebalance_grace)
+            return
+        await self._commits.forbid(0.0)
+        if self._membership.is_valid:  # until now: somebody else may have the partitions already
+            self._membership = NOBODY
             self._note_expulsion()
-        await self._commits.forbid(self._config.rebalance_grace if is_member else 0.0)
+            self._tell(self._lanes.assign((), unbroken=False))
 
     async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
         """Take the new assignment. Must be quick: there are no heartbeats until it returns."""
@@ -206,11 +210,15 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             self._spawn(self._place(unplaced))
         self.is_rebalancing = False
         self._commits.allow()
-        self._commits.notify()
+        self._tell(change)
+
+    def _tell(self, change: Change) -> None:
         self._changed(change)
+        self._commits.notify()
 
     def _note_expulsion(self) -> None:
-        """Two members with one `group.instance.id` push each other out for ever, and the broker does not say why."""
+        """Two members with one `group.instance.id` push each other out for ever, and the broker says why only to one that is
+        joining at that moment."""
         now = asyncio.get_running_loop().time()
         log.warning("group %s: the broker does not know this member any more; joining again", self._config.group_id)
         if self._config.member_name is None:
@@ -218,11 +226,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         horizon = now - 3 * self._config.session_timeout
         self._expelled_at = [*(at for at in self._expelled_at if at > horizon), now]
         if len(self._expelled_at) >= EXPULSIONS:
-            name = self._config.member_name
-            self._failure = SourceMisconfigured(
-                f"another member of group {self._config.group_id!r} has the same group_instance_id {name!r}, and they push each"
-                " other out; give each replica an id of its own"
-            )
+            self._failure = same_instance_id(self._config)
 
     # Where a partition starts
 
@@ -285,8 +289,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             new = self._lanes.replace(lane)
             new.place(to, None)
             self.seek(new)
-            self._changed(Change(lost=(lane,), kept=(), new=(new,)))
-            self._commits.notify()
+            self._tell(Change(lost=(lane,), kept=(), new=(new,)))
             self._commits.request()
         finally:
             self._gone.discard(key)
