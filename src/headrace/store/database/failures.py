@@ -35,6 +35,7 @@ class Failure(Enum):
 
 DRIVER_ERRORS = (
     DBAPIError,
+    sqlite3.Error,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
     OSError,
