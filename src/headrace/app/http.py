@@ -11,7 +11,7 @@ import contextlib
 import hmac
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -43,7 +43,8 @@ RETRY_AFTER: Final = "5"
 
 
 class Api:
-    """The endpoints. `streams` and `unready` are asked at each request, so that a reloaded configuration counts at once."""
+    """The endpoints. `streams` and `unready` are asked at each request, so that a reloaded configuration counts at once;
+    `refresh` is awaited before the metrics are read."""
 
     def __init__(
         self,
@@ -51,12 +52,14 @@ class Api:
         streams: Callable[[], Mapping[str, StreamConfig]],
         unready: Callable[[], Sequence[str]],
         metrics: Collector,
+        refresh: Callable[[], Awaitable[None]],
         token: SecretStr | None,
         max_body_bytes: int,
     ) -> None:
         self._streams = streams
         self._unready = unready
         self._metrics = metrics
+        self._refresh = refresh
         self._token = None if token is None else token.get_secret_value().encode()
         self._max_body_bytes = max_body_bytes
         self.app = Starlette(
@@ -78,6 +81,7 @@ class Api:
 
     async def _scrape(self, request: Request) -> Response:
         self._authorize(request)
+        await self._refresh()
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self._metrics), headers={"content-type": content_type})
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter as Tally
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.platform_collector import PlatformCollector
@@ -18,7 +18,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from headrace.dispatch.observer import DispatchObserver, Outcome
 from headrace.errors import AckTimeout, SubscriberOverflow
-from headrace.runner.observer import Observer
+from headrace.runner import Observer, RunnerStatus
 from headrace.store import Backlog, Cause, GroupReport, Unit
 from headrace.streams.contract import AdvanceItem, AdvanceOutcome
 
@@ -60,6 +60,14 @@ class Metrics(Observer, DispatchObserver):
         self._subscriber_failures = counter(
             "subscriber_failures", "Triggers that were failed by their stream.", (*_STREAM, "reason")
         )
+        self._in_flight = gauge("in_flight_events", "Events read and not settled.", _STREAM)
+        self._in_flight_bytes = gauge("in_flight_bytes", "Their bytes, with those of events that are not stored yet.", _STREAM)
+        self._oldest_age = gauge("oldest_in_flight_age_seconds", "Age of the oldest event in flight.", _STREAM)
+        self._subscribers = gauge("subscribers", "Triggers that are on the stream.", _STREAM)
+        self._missing = gauge("missing_subscribers", "Triggers that belong to the stream and are not on it.", _STREAM)
+        self._stuck = gauge("stream_stuck", "1 while the stream does not poll although it should.", _STREAM)
+        self._lag = gauge("lag_events", "Events in the broker that are not settled, where the connector tells.", _STREAM)
+        self._triggers = gauge("triggers", "Triggers by what they do.", ("class", "phase"))
         self._group_units = histogram("store_group_units", "Units (deliveries) in one group commit.", buckets=_SIZES)
         self._group_seconds = histogram("store_group_duration_seconds", "How long a group commit took.")
         self._stored_units = counter("store_units", "Units that were new to the store.")
@@ -79,6 +87,7 @@ class Metrics(Observer, DispatchObserver):
         self._attempt_seconds = histogram("dispatch_duration_seconds", "How long a call of a target took.", ("target",))
         self._released = counter("dispatch_released", "Claims that were given back untried, or broken off, at a stop.")
         self._untargeted = gauge("dispatch_untargeted_triggers", "Triggers whose events wait and that have no target.")
+        self._calls = gauge("dispatch_calls", "Calls of targets that are under way.")
         self._outbox = gauge("outbox_events", "Stored events that are not delivered, by state.", ("state",))
         self._outbox_age = gauge("outbox_oldest_pending_age_seconds", "Age of the oldest event that waits for its target.")
 
@@ -91,6 +100,40 @@ class Metrics(Observer, DispatchObserver):
         for state in ("pending", "dispatching", "deferred", "dead"):
             self._outbox.labels(state).set(getattr(backlog, state))
         self._outbox_age.set(backlog.oldest_pending_age or 0.0)
+
+    def set_calls(self, calls: int) -> None:
+        """How many calls of targets are under way."""
+        self._calls.set(calls)
+
+    def set_status(self, status: RunnerStatus) -> None:
+        """What streams hold and triggers do, as of now."""
+        gauges = (
+            self._in_flight,
+            self._in_flight_bytes,
+            self._oldest_age,
+            self._subscribers,
+            self._missing,
+            self._stuck,
+            self._lag,
+        )
+        for each in (*gauges, self._triggers):
+            each.clear()
+        for stream in status.streams.values():
+            labels = self.stream_labels(stream.name)
+            values = (
+                stream.in_flight,
+                stream.in_flight_bytes,
+                stream.oldest_age or 0.0,
+                stream.subscribers,
+                len(stream.missing),
+                stream.is_stuck,
+                _lag(stream.source),
+            )
+            for each, value in zip(gauges, values, strict=True):
+                if value is not None:
+                    each.labels(*labels).inc(value)  # added up where streams share labels
+        for trigger in status.triggers.values():
+            self._triggers.labels(trigger.class_path, trigger.phase.value).inc()
 
     def stream_labels(self, key: Hashable) -> tuple[str, str]:
         """The labels of a stream; those that trigger classes open by themselves are counted together."""
@@ -168,6 +211,14 @@ class Metrics(Observer, DispatchObserver):
 
     def untargeted(self, trigger_ids: Collection[str]) -> None:
         self._untargeted.set(len(trigger_ids))
+
+
+def _lag(source: Mapping[str, Any]) -> float | None:
+    """The lag that a producer's `stats()` tells: a number, or one for each lane."""
+    lag = source.get("lag")
+    if isinstance(lag, Mapping):
+        return float(sum(lag.values()))
+    return float(lag) if isinstance(lag, (int, float)) else None
 
 
 def verdict_of(outcome: AdvanceOutcome) -> str:

@@ -47,7 +47,11 @@ class Served:
         self.keeper = Keeper()
         self.reasons: list[str] = []
         self.registry = CollectorRegistry()
-        Counter("headrace_things", "Things.", registry=self.registry).inc(3)
+        self.things = Counter("headrace_things", "Things.", registry=self.registry)
+        self.things.inc(2)
+
+    async def refresh(self) -> None:
+        self.things.inc()
 
     @asynccontextmanager
     async def client(self, token: str | None = None) -> AsyncIterator[aiohttp.ClientSession]:
@@ -56,6 +60,7 @@ class Served:
             streams=lambda: {"orders": stream},
             unready=lambda: self.reasons,
             metrics=self.registry,
+            refresh=self.refresh,
             token=None if token is None else SecretStr(token),
             max_body_bytes=1000,
         )
@@ -179,7 +184,7 @@ async def test_readiness_gives_its_reasons(served: Served) -> None:
 
 
 async def test_metrics_are_scraped_as_text_or_open_metrics(served: Served) -> None:
-    """What the scraper asks for."""
+    """What the scraper asks for, brought up to date first."""
     async with served.client() as session:
         async with session.get("/metrics") as response:
             assert "headrace_things_total 3.0" in await response.text()
@@ -191,6 +196,6 @@ async def test_metrics_are_scraped_as_text_or_open_metrics(served: Served) -> No
 async def test_a_port_that_is_taken_is_an_error(served: Served) -> None:
     """`OSError` at once, not an exit of the process."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        api = Api(streams=dict, unready=list, metrics=served.registry, token=None, max_body_bytes=1)
+        api = Api(streams=dict, unready=list, metrics=served.registry, refresh=served.refresh, token=None, max_body_bytes=1)
         with pytest.raises(OSError, match="in use"):
             HttpServer(api.app, host="127.0.0.1", port=taken.getsockname()[1])

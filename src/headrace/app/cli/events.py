@@ -125,7 +125,7 @@ def retry(
 
     Example: headrace events headrace.yaml retry --trigger audit --newer-than 86400
     """
-    where = _selected(refs, everything, trigger=trigger, stream=stream, older_than=older_than, newer_than=newer_than)
+    where = _selected(refs, everything, trigger_id=trigger, stream=stream, older_than=older_than, newer_than=newer_than)
     count = with_store(load(context.obj), lambda store: store.events.retry(where, new_generation=new_generation))
     console.say(f"{count} events are pending again")
 
@@ -151,7 +151,7 @@ def forget(
         count = with_store(load(context.obj), lambda store: store.dead_letters.forget(numbers))
     else:
         where = _selected(
-            refs, everything, trigger=trigger, stream=stream, states=state, older_than=older_than, newer_than=newer_than
+            refs, everything, trigger_id=trigger, stream=stream, states=state, older_than=older_than, newer_than=newer_than
         )
         count = with_store(load(context.obj), lambda store: store.events.forget(where))
     console.say(f"{count} messages will be derived again when they are delivered again")
@@ -179,7 +179,7 @@ def purge(
         console.say(f"{count} dead letters were emptied")
     else:
         where = _selected(
-            refs, everything, trigger=trigger, stream=stream, states=state, older_than=older_than, newer_than=newer_than
+            refs, everything, trigger_id=trigger, stream=stream, states=state, older_than=older_than, newer_than=newer_than
         )
         count = with_store(load(context.obj), lambda store: store.events.purge(where))
         console.say(f"{count} events were purged")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import headrace.errors
-from headrace.app.config.document import KeyPath
 from headrace.app.config.problems import nearest
 from headrace.connector import Connector, load_connector
 from headrace.errors import ConfigError
@@ -81,10 +80,6 @@ def argument_mistakes(trigger_class: type[BaseTrigger], kwargs: Mapping[str, Any
             trigger_class(**kwargs)
         except Exception as error:  # whatever the constructor raises is its word on the arguments
             yield None, f"{trigger_class.__name__} does not take them: {type(error).__name__}: {error}"
-
-
-def pattern_mistakes(match: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    return iter(())
 
 
 def _overrides(found: type[BaseTrigger], method: str) -> bool:

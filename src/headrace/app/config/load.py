@@ -34,6 +34,7 @@ from headrace.dispatch.config import DispatchConfig
 from headrace.dispatch.targets import TARGETS, TargetConfig, TargetContext
 from headrace.errors import ConfigError
 from headrace.triggers.base import BaseTrigger
+from headrace.triggers.eventbridge import EventPattern, PatternError
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -74,6 +75,7 @@ class Config:
     store: StoreSection
     http: HttpSection
     dispatch: DispatchConfig
+    defaults: StreamSettings
     general: GeneralSection
     streams: Mapping[str, StreamConfig]
     triggers: Mapping[str, TriggerConfig]
@@ -128,7 +130,7 @@ class _Loader:
                 document.problem(("triggers", name, "target"), text.partition(": ")[2])
         if not store.secret_keys:
             self._warn_of_open_secrets(triggers)
-        return Config(document.path, store, http, dispatch, general, streams, triggers, tuple(self._warnings))
+        return Config(document.path, store, http, dispatch, defaults, general, streams, triggers, tuple(self._warnings))
 
     def _validated(self, path: KeyPath, model: type[M], data: Any) -> M:
         """The section, or its defaults where it has mistakes (which are noted, so that nothing is served with them)."""
@@ -217,8 +219,7 @@ class _Loader:
             self._document.problem((*path, "stream"), f"there is no stream of this name{hint}")
         target = self._target((*path, "target"), data["target"]) if isinstance(data.get("target"), dict) else None
         if isinstance(match := data.get("match"), dict):
-            for at, text in classes.pattern_mistakes(match):
-                self._document.problem((*path, "match", *at), text)
+            self._pattern((*path, "match"), match)
         trigger_class = None
         if isinstance(class_path := data.get("class"), str):
             kwargs = data.get("kwargs")
@@ -249,6 +250,15 @@ class _Loader:
                 self._document.problem((*path, known[0]), text)
             return None
         return known[0], config
+
+    def _pattern(self, path: KeyPath, match: Mapping[str, Any]) -> None:
+        try:
+            pattern = EventPattern(match)
+        except PatternError as error:
+            for place, text in error.mistakes:
+                self._document.problem((*path, *place), text)
+        else:
+            self._warnings += [f"{dotted((*path, *place))}: {text}" for place, text in pattern.warnings]
 
     def _class(self, path: KeyPath, class_path: str, kwargs: dict[str, Any], *, on_stream: bool) -> type[BaseTrigger] | None:
         try:

@@ -17,7 +17,8 @@ PARTITIONS = 4
 @asynccontextmanager
 async def local_queue(folder: Path) -> AsyncIterator[dict[str, Any]]:
     """A queue in a file of its own; yields the stream's config."""
-    yield {"connector": "local", "path": str(folder / "orders.db"), "queue": "orders"}
+    path = str(folder / "orders.db")
+    yield {"connector": "local", "path": path, "queue": "orders", "visibility_timeout": 2.0}
 
 
 @asynccontextmanager

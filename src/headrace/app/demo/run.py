@@ -80,7 +80,6 @@ class _Course:
         self._receiver = receiver
         self._expected = Expected()
         self._published = 0
-        self._half = asyncio.Event()
         self._read_before_kill = 0
         self._read = 0
 
@@ -94,7 +93,7 @@ class _Course:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._watch(store))
                 publishing = group.create_task(self._publish())
-                await self._half.wait()
+                await self._half_way()
                 await self._kill_and_restart()
                 await publishing
                 await self._finish(store)
@@ -116,10 +115,14 @@ class _Course:
             self._published += len(batch)
             self._progress.reach("published", self._published)
             self._progress.expect("dispatched", self._expected.events)
-            if self._published >= self._settings.events // 2:
-                self._half.set()
             due += interval
             await asyncio.sleep(max(due - time.monotonic(), 0))
+
+    async def _half_way(self) -> None:
+        """Wait until half of the orders are published and the dispatcher is in the midst of its work."""
+        while self._published < self._settings.events // 2 or len(self._receiver.ids) < self._expected.events // 4:
+            self._sidecar.check()
+            await asyncio.sleep(0.02)
 
     async def _kill_and_restart(self) -> None:
         self._progress.say(
@@ -173,10 +176,11 @@ def _folder(*, keep: bool, progress: Progress) -> Iterator[Path]:
 
 
 def _config(folder: Path, stream: dict[str, Any], webhook: str, port: int) -> dict[str, Any]:
-    target = {"webhook": {"url": webhook}}
+    target = {"webhook": {"url": webhook, "timeout": 4}}
     return {
         "store": {"url": f"sqlite:///{folder / 'store.db'}"},
         "http": {"port": port},
+        "dispatch": {"lease_seconds": 5},  # what the killed one had claimed is taken up again that soon
         "streams": {"orders": stream},
         "triggers": {
             "large-eu-orders": {
