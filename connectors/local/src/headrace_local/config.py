@@ -17,26 +17,28 @@ class LocalConfig(BaseModel):
         description="The SQLite file, made when it is not there; its directory must exist, on a local disk. "
         "`:memory:` lives as long as the process, and is shared by all streams in it.",
     )
-    queue: str = Field("default", min_length=1, description="The queue in that file. Streams on one queue share its messages.")
-    batch_size: int = Field(500, ge=1, le=10_000, description="Messages taken at once, at most.")
+    queue: str = Field(
+        default="default", min_length=1, description="The queue in that file. Streams on one queue share its messages."
+    )
+    batch_size: int = Field(default=500, ge=1, le=10_000, description="Messages taken at once, at most.")
     poll_interval: float = Field(
-        0.05,
+        default=0.05,
         gt=0,
         le=60,
         description="Seconds between looks for what other processes published; what this one publishes is seen at once.",
     )
     visibility_timeout: float = Field(
-        10.0,
+        default=10.0,
         ge=0.1,
         le=43_200,
         description="Seconds until the messages of a consumer that died are handed out again. A living one extends it.",
     )
     backoff: float = Field(
-        1.0,
+        default=1.0,
         gt=0,
         description="Seconds until a failed message comes again; doubled at each further failure, less up to a quarter.",
     )
-    max_backoff: float = Field(300.0, gt=0, description="The longest such wait, in seconds.")
+    max_backoff: float = Field(default=300.0, gt=0, description="The longest such wait, in seconds.")
 
     @model_validator(mode="after")
     def _backoff_grows(self) -> LocalConfig:
