@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.connector import Message
@@ -55,6 +55,7 @@ EVENTS = st.dictionaries(NAMES, DOCUMENTS, max_size=4) | DOCUMENTS
 SPECS = st.dictionaries(NAMES, st.lists(SCALARS, max_size=3), max_size=3)
 
 
+@settings(deadline=None)
 @given(st.lists(SPECS, max_size=8), st.sets(st.integers(0, 7)), EVENTS)
 def test_equals_a_scan_of_every_spec(specs: list[Any], removed: set[int], event: Any) -> None:
     """The index finds exactly the subscribers that a scan of all specs finds, in the order in which they came."""
@@ -68,6 +69,7 @@ def test_equals_a_scan_of_every_spec(specs: list[Any], removed: set[int], event:
     ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), SPECS), max_size=12), EVENTS)
 def test_nothing_is_left_of_who_left(steps: list[Any], event: Any) -> None:
     """However subscribers come and go, an index that all have left holds nothing."""
