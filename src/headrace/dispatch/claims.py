@@ -87,7 +87,7 @@ class ClaimKeeper:
                 kept = await self._outbox.renew([claim.event for claim in claims], self._lease_seconds)
             except Exception as error:
                 failures += 1
-                log_store_error("claims are not renewed", error, failures)
+                log_store_error("claims are not renewed", error, first=failures == 1)
                 continue
             failures = 0
             for claim in claims:

@@ -171,11 +171,10 @@ class Dispatcher:
             try:
                 if not self._is_behind:
                     claimed = await self._claim_due(deliveries)
-                    self._store_available = True
+                    self._store_answered()
             except Exception as error:
                 failures += 1
-                self._store_available = False
-                log_store_error("no events claimed: the store does not answer", error, failures)
+                self._store_failed("events are not claimed", error)
                 await self._pause(STORE_BACKOFF.delay(failures))
                 continue
             failures = 0
@@ -241,7 +240,7 @@ class Dispatcher:
 
     async def _mark(self, event: StoredEvent, verdict: Verdict) -> bool:
         """Store what became of the event, however long that takes. False: the claim was lost, and another has it."""
-        delay = self._backoff.delay(event.attempt, verdict.retry_after)
+        delay = self._backoff.delay(event.attempt, verdict.retry_after) if verdict.outcome == "retry" else 0.0
         failures = 0
         while True:
             try:
@@ -255,7 +254,7 @@ class Dispatcher:
                 break
             except Exception as error:
                 failures += 1
-                log_store_error("a result cannot be stored yet", error, failures)
+                self._store_failed("results are not stored", error)
                 await asyncio.sleep(STORE_BACKOFF.delay(failures))
         if not held:
             logger.warning("the result came too late: another has the event by now", outcome=verdict.outcome)
@@ -293,7 +292,7 @@ class Dispatcher:
         try:
             await self._outbox.release(events)
         except Exception as error:
-            log_store_error("claims cannot be given back: their events come again when they expire", error, 1)
+            self._store_failed("claims are not given back: their events come again when they expire", error)
         else:
             self._observer.released(len(events))
 
@@ -301,6 +300,15 @@ class Dispatcher:
         for route in [route for route in self._replaced if not route.calls]:
             self._replaced.remove(route)
             tasks.create_task(_close(route.target))
+
+    def _store_failed(self, what: str, error: Exception) -> None:
+        log_store_error(what, error, first=self._store_available)
+        self._store_available = False
+
+    def _store_answered(self) -> None:
+        if not self._store_available:
+            logger.info("the store answers again")
+        self._store_available = True
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, and wake up early to stop."""

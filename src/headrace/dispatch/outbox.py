@@ -54,9 +54,9 @@ STORE_BACKOFF: Final = Backoff(first=0.1, longest=5.0)
 """How long to wait for a store that is away."""
 
 
-def log_store_error(what: str, error: Exception, failures: int) -> None:
-    """One line an outage, not one a try; an error that is no outage each time, with its traceback."""
+def log_store_error(what: str, error: Exception, *, first: bool) -> None:
+    """One line an outage (the `first` error of it), not one a try. What is no outage is a bug: each time, with its traceback."""
     if not isinstance(error, StoreUnavailable):
-        logger.error(what, failures=failures, exc_info=error)
-    elif failures == 1:
+        logger.error(what, exc_info=error)
+    elif first:
         logger.warning(what, error=str(error))

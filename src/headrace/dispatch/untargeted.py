@@ -44,7 +44,7 @@ class UntargetedWatch:
                 failures = 0
             except Exception as error:
                 failures += 1
-                log_store_error("cannot look for events without a target", error, failures)
+                log_store_error("nobody looks for events without a target", error, first=failures == 1)
             with suppress(TimeoutError):
                 async with asyncio.timeout(STORE_BACKOFF.delay(failures) if failures else INTERVAL):
                     await self._changed.wait()

@@ -255,3 +255,34 @@ async def test_events_without_a_target_stay(store: Store) -> None:
         await eventually(done)
     records = await store.events.find(EventFilter(trigger_id="gone"))
     assert [(record.state, record.event.attempt) for record in records] == [(EventState.PENDING, 0)] * 3
+
+
+@pytest.mark.integration
+async def test_a_database_that_is_killed_under_load_loses_and_doubles_nothing(own_server: Any, receiver: Any) -> None:
+    """PostgreSQL dies while calls are under way, and comes back within the lease: results that waited for it are stored then,
+    and each event was sent once."""
+    server = own_server("postgresql")
+    url = server.create_database()
+    store = await Store.open(url)
+    killed = asyncio.Event()
+
+    async def slowly(request: Any) -> None:
+        if len(receiver.requests) >= 60:
+            killed.set()
+        await asyncio.sleep(0.05)
+        await request.answer(200)
+
+    receiver.behave = slowly
+    try:
+        await put(store, 200)
+        target = webhook(receiver, max_concurrency=8, timeout=10)
+        async with dispatching(store, {"eu-orders": target}, DispatchConfig(lease_seconds=20)) as dispatcher:
+            await asyncio.wait_for(killed.wait(), 20)
+            await asyncio.to_thread(server.kill)
+            await eventually(lambda: not dispatcher.status().store_available)
+            await asyncio.to_thread(server.restart)
+            await all_are(store, EventState.DELIVERED, 200)
+    finally:
+        await store.aclose()
+    assert set(ids(receiver).values()) == {1}
+    assert len(ids(receiver)) == 200
