@@ -6,12 +6,12 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 from headrace_kafka import KafkaConfig, KafkaProducer
 from headrace_kafka.message import KafkaMessage
 
@@ -50,6 +50,10 @@ class Driven:
         taken, self.messages = self.messages[:count], self.messages[count:]
         return taken
 
+    def drop_stale(self) -> None:
+        """As an engine would after a lost lane or a failure: forget what came of ended runs."""
+        self.messages = [message for message in self.messages if message.run.is_current]
+
     async def failure(self, seconds: float = 20.0) -> BaseException:
         """What the poll ends with."""
         await asyncio.wait({self._pull}, timeout=seconds)
@@ -69,8 +73,7 @@ class Driven:
 
     async def close(self) -> None:
         self._pull.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await self._pull
+        await asyncio.wait({self._pull})
         await self.producer.aclose()
 
 
@@ -128,6 +131,18 @@ class Cluster:
         sent = [await self._producer.send(topic, value, **options) for value in values]
         return [(await future).offset for future in sent]
 
+    async def publish_raw(self, topic: str, **record: Any) -> None:
+        """Publish a record that aiokafka's `send` refuses (key and value null)."""
+        producer = AIOKafkaProducer(bootstrap_servers=self.address)
+        await producer.start()
+        try:
+            batch = producer.create_batch()
+            batch.append(timestamp=None, **record)
+            batch.close()
+            await (await producer.send_batch(batch, topic, partition=0))
+        finally:
+            await producer.stop()
+
     async def publish_transaction(self, topic: str, values: Iterable[bytes], *, commit: bool) -> None:
         """Publish in a transaction, which is then committed or aborted."""
         name = f"x{os.getpid()}-{next(_numbers)}"
@@ -162,6 +177,15 @@ class Cluster:
             await consumer.commit({key: offset})
         finally:
             await consumer.stop()
+
+    async def delete_records(self, topic: str, before: int, partition: int = 0) -> None:
+        """As retention would: the partition then starts at this offset."""
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.address)
+        await admin.start()
+        try:
+            await admin.delete_records({TopicPartition(topic, partition): RecordsToDelete(before_offset=before)})
+        finally:
+            await admin.close()
 
     async def read(self, topic: str, count: int) -> Sequence[Any]:
         """The first records of a topic, whichever partition they are in."""

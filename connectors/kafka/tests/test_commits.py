@@ -83,7 +83,7 @@ async def test_k10_delivery_order_decides_in_a_compacted_topic(cluster: Any) -> 
 
 
 async def test_k14_unchanged_positions_are_committed_again(cluster: Any) -> None:
-    """K14: an idle group's positions are renewed on a timer, and not changed by it; also in a process that settled nothing yet."""
+    """K14: an idle group's positions are renewed on a timer, unchanged; also by a process that settled nothing yet."""
     config = cluster.config(cluster.topic(), recommit_interval=0.3)
     await cluster.publish(config.topics[0], [b"x"] * 3)
     first = cluster.open(config)
@@ -95,7 +95,7 @@ async def test_k14_unchanged_positions_are_committed_again(cluster: Any) -> None
 
 
 async def test_k24_all_resolved_commits_the_end(cluster: Any) -> None:
-    """K24: ten records of a transaction, all resolved: committed is the end offset, behind the transaction's marker, and lag 0."""
+    """K24: ten records of a transaction, all resolved: committed is the end, behind the transaction's marker, and lag 0."""
     config = cluster.config(cluster.topic(), watchdog_timeout=1.0)
     await cluster.publish_transaction(config.topics[0], [b"x"] * 10, commit=True)
     driven = cluster.open(config)
@@ -130,8 +130,8 @@ async def test_k29_commits_are_coalesced(mock: Any) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.REBALANCE_IN_PROGRESS, Fault.ILLEGAL_GENERATION, Fault.UNKNOWN_MEMBER_ID])
 async def test_k3_a_commit_that_the_group_refuses_is_not_fatal(mock: Any, fault: Fault) -> None:
-    """K3: REBALANCE_IN_PROGRESS, ILLEGAL_GENERATION and UNKNOWN_MEMBER_ID on a commit end nothing. A lane that is kept commits after
-    the new assignment; one whose membership was lost starts anew from what is committed."""
+    """K3: REBALANCE_IN_PROGRESS, ILLEGAL_GENERATION and UNKNOWN_MEMBER_ID on a commit end nothing. A lane that is kept
+    commits after the new assignment; one whose membership was lost starts anew from what is committed."""
     config = mock.config(mock.topic(), session_timeout=1.0)
     await mock.publish(config.topics[0], [b"x"] * 10)
     driven = mock.open(config)

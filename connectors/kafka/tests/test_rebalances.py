@@ -43,7 +43,7 @@ async def two_members(cluster: Any, **options: Any) -> tuple[Any, Any, Any, list
 
 
 async def test_k1_commits_after_a_revoke(cluster: Any) -> None:
-    """K1: after a revoke the partition that is still ours is committed, the lost one is dropped and counted, and no error comes."""
+    """K1: after a revoke the partition still ours is committed, the lost one is dropped and counted, and no error comes."""
     config, first, second, messages, kept, lost = await two_members(cluster)
     assert first.lost == [(config.topics[0], lost)]
     await first.advance(messages)
@@ -76,7 +76,7 @@ async def test_k5_after_a_lost_group_the_next_is_the_first_unsettled(cluster: An
     driven = cluster.open(config)
     messages = await driven.next(10)
     await driven.advance(messages[:4])
-    time.sleep(2.0)  # no heartbeat of this loop gets through
+    time.sleep(2.0)  # noqa: ASYNC251  # no heartbeat of this loop gets through
     again = await driven.next(6)
     assert driven.lost == [(config.topics[0], 0)]
     assert [message.offset for message in again] == [4, 5, 6, 7, 8, 9]
@@ -154,7 +154,7 @@ async def test_k21_a_revoke_waits_for_pending_messages_a_bounded_time(cluster: A
 
 
 async def test_k21_what_settles_within_the_grace_is_committed_before_the_partition_goes(cluster: Any) -> None:
-    """K21: a revoke waits as long as it must and no longer: once the pending messages are settled, the next owner starts behind."""
+    """K21: a revoke waits no longer than it must: once the pending messages are settled, the next owner starts behind."""
     config = cluster.config(cluster.topic(2), rebalance_grace=15.0)
     for partition in (0, 1):
         await cluster.publish(config.topics[0], [b"x"] * 10, partition=partition)
@@ -185,7 +185,7 @@ async def test_k26_two_members_with_one_instance_id_are_told(cluster: Any) -> No
 
 
 async def test_k26_a_static_member_keeps_its_partitions_over_a_restart(cluster: Any) -> None:
-    """A replica with an id of its own that restarts within the session timeout gets its partitions back, and nobody rebalances."""
+    """A replica with an id of its own that restarts within the session timeout has its partitions back, nobody rebalances."""
     config = cluster.config(cluster.topic(2))
     named = [config.model_copy(update={"group_instance_id": f"{name}-{{hostname}}"}) for name in "ab"]
     first, second = cluster.open(named[0]), cluster.open(named[1])

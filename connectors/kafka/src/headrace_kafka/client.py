@@ -6,6 +6,7 @@ generation), a partition's position without waiting for one, and why a broker co
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import ssl
@@ -26,6 +27,10 @@ _ASSIGNORS: Final = {"roundrobin": RoundRobinPartitionAssignor, "range": RangePa
 
 MAX_REQUEST_SIZE: Final = 2**30
 """What may be sent is the broker's to say: a dead letter is a little larger than the message it was."""
+
+
+CREATION_WAITS: Final = (0.1, 0.2, 0.4, 0.8)
+"""Seconds between looks at a topic that may be being made."""
 
 
 class FencedInstanceIdError(errors.BrokerResponseError):  # type: ignore[misc]
@@ -75,15 +80,19 @@ class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
 
     async def missing_topics(self, topics: Iterable[str]) -> list[str]:
         """Those that the cluster does not have, and does not make when asked. Raises `TopicAuthorizationFailedError`."""
-        wanted = set(topics)
-        missing = wanted - await self.topics()
-        if missing:
+        missing = set(topics) - await self.topics()
+        if not missing:
+            return []
+        cluster = self._client.cluster
+        for wait in (0.0, *CREATION_WAITS):
+            await asyncio.sleep(wait)
             await self._client.set_topics(missing)  # asking for a topic by name makes it, where the brokers are set up so
-            cluster = self._client.cluster
+            await self._client.force_metadata_update()
             if forbidden := missing & cluster.unauthorized_topics:
                 raise errors.TopicAuthorizationFailedError(", ".join(sorted(forbidden)))
-            missing = {topic for topic in missing if not cluster.partitions_for_topic(topic)}
-        return sorted(missing)
+            if all(cluster.partitions_for_topic(topic) for topic in missing):
+                return []
+        return sorted(topic for topic in missing if not cluster.partitions_for_topic(topic))
 
 
 def build_consumer(config: KafkaConfig) -> GroupConsumer:

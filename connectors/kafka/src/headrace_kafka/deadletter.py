@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 Header = tuple[str, bytes | None]
 
+STOP_SECONDS: Final = 3.0
+"""How long disconnecting may take."""
 REMEMBERED: Final = 10_000
 """Dead letters that are known to be sent: far more than one commit can leave open."""
 
@@ -131,7 +133,7 @@ class DeadLetters:
 
     async def _stop(self, producer: AIOKafkaProducer) -> None:
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(STOP_SECONDS):
                 await producer.stop()
         except TimeoutError:
             log.warning("the producer of the dead-letter topic %s did not close in time", self.topic)
