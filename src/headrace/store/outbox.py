@@ -15,6 +15,7 @@ from headrace.store.model import Backlog, StoredEvent
 from headrace.store.schema import OPEN
 from headrace.store.sql import Mark
 
+_MAX_CLAIM_BYTES = 16 * 2**20
 _MAX_ANSWER = 500  # characters
 _MAX_MARKS = 500  # of one transaction
 
@@ -40,12 +41,21 @@ class Outbox:
         self._mark = Batcher(self._store_marks, limit=_MAX_MARKS)
 
     async def claim(
-        self, owner: str, limit: int, lease_seconds: float, *, triggers: Collection[str] | None = None
+        self,
+        owner: str,
+        limit: int,
+        lease_seconds: float,
+        *,
+        triggers: Collection[str] | None = None,
+        max_bytes: int = _MAX_CLAIM_BYTES,
     ) -> list[StoredEvent]:
         """Take up to `limit` events that are due, by priority, then age; also those whose claim expired. They are this
-        owner's for `lease_seconds`, and no one else's. `triggers`: of these only. Fewer, at least one, when they are large."""
+        owner's for `lease_seconds`, and no one else's. `triggers`: of these only. `max_bytes`: no more once their payloads
+        have reached it, so at least one."""
         sql = self._database.sql
-        return await self._database.write(lambda connection: sql.claim(connection, owner, limit, lease_seconds, triggers))
+        return await self._database.write(
+            lambda connection: sql.claim(connection, owner, limit, lease_seconds, triggers, max_bytes)
+        )
 
     async def renew(self, events: Collection[StoredEvent], lease_seconds: float) -> set[int]:
         """Prolong claims; returns the ids still held. What is missing was taken over or ended by hand: cancel the call."""

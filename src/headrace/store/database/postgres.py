@@ -15,6 +15,7 @@ import asyncpg
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from headrace.errors import StoreUnavailable
 from headrace.store.database.base import Database
 from headrace.store.database.failures import DRIVER_ERRORS, Failure, classify, translated
 from headrace.store.sql.postgres import PostgresSql
@@ -44,6 +45,7 @@ class PostgresDatabase(Database):
         self._dsn = dsn
         self._connect_timeout = connect_timeout
         self._close_timeout = close_timeout
+        self._is_closed = False
         self._engine = create_async_engine(
             "postgresql+asyncpg://",
             hide_parameters=True,
@@ -90,9 +92,12 @@ class PostgresDatabase(Database):
     read = write
 
     async def _run(self, job: Callable[[Connection], T]) -> T:
+        if self._is_closed:  # a disposed engine would connect again
+            raise StoreUnavailable("the store is closed")
         async with self._engine.begin() as connection:
             return await connection.run_sync(job)
 
     async def aclose(self) -> None:
+        self._is_closed = True
         async with asyncio.timeout(self._close_timeout):
             await self._engine.dispose()

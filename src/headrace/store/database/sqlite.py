@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, StoreUnavailable
 from headrace.store.database.base import Database
 from headrace.store.database.failures import translated
 from headrace.store.sql.sqlite import SqliteSql
@@ -36,8 +36,11 @@ class _Worker:
         self._begin = begin
         self._connection: Connection | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="headrace-sqlite")
+        self._is_closed = False
 
     async def run(self, job: Callable[[Connection], T]) -> T:
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed")
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._run, job)
 
     def _run(self, job: Callable[[Connection], T]) -> T:
@@ -57,6 +60,9 @@ class _Worker:
             self._connection = None
 
     async def aclose(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._disconnect)
         finally:

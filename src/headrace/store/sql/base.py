@@ -12,9 +12,6 @@ from sqlalchemy import Connection, TextClause, text
 from headrace.store.identity import event_identity
 from headrace.store.model import StoredEvent
 
-MAX_CLAIM_BYTES = 16 * 2**20
-"""Payload bytes that one claim hands out; one event always is."""
-
 EVENT_COLUMNS = (
     "e.id, e.trigger_id, u.stream, u.message_id, e.idx, e.generation, e.payload, e.dedupe_key, u.lane, u.published_at, "
     "e.stored_at, e.priority, e.pool, e.pool_slots, e.attempts, e.owner, e.token"
@@ -79,9 +76,15 @@ class HotSql(Protocol):
         """Insert the units that are not stored yet, and their events."""
 
     def claim(
-        self, connection: Connection, owner: str, limit: int, lease_seconds: float, triggers: Collection[str] | None
+        self,
+        connection: Connection,
+        owner: str,
+        limit: int,
+        lease_seconds: float,
+        triggers: Collection[str] | None,
+        max_bytes: int,
     ) -> list[StoredEvent]:
-        """Claim what is due, by priority, then age."""
+        """Claim what is due, by priority, then age, until `max_bytes` of payload are reached."""
 
     def mark(self, connection: Connection, marks: Sequence[Mark]) -> set[int]:
         """End claims; returns the ids of those that were still held. No claim is in it twice."""

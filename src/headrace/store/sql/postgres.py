@@ -11,7 +11,6 @@ from headrace.store.model import StoredEvent
 from headrace.store.schema import NOW
 from headrace.store.sql.base import (
     EVENT_COLUMNS,
-    MAX_CLAIM_BYTES,
     Group,
     Mark,
     Stored,
@@ -74,7 +73,7 @@ WITH ready AS (
     FROM (SELECT * FROM ready UNION ALL SELECT * FROM due) AS either WINDOW w AS (ORDER BY priority DESC, id)
     ORDER BY priority DESC, id LIMIT $1
 ), taken AS (
-    SELECT * FROM picked WHERE bytes_before < {MAX_CLAIM_BYTES}
+    SELECT * FROM picked WHERE bytes_before < $4
 ), expired AS (
     INSERT INTO headrace_attempt (event_id, token, owner, started_at, ended_at, outcome, answer)
     SELECT id, token, owner, claimed_at, {_NOW}, 'expired', '' FROM taken WHERE state = 'dispatching'
@@ -85,7 +84,7 @@ UPDATE headrace_event AS e SET
 FROM taken, headrace_unit u WHERE e.id = taken.id AND u.id = e.unit_id
 RETURNING {EVENT_COLUMNS}
 """
-_ONLY = "AND trigger_id = ANY ($4)"
+_ONLY = "AND trigger_id = ANY ($5)"
 
 _MARK = f"""
 WITH mark AS (
@@ -124,12 +123,18 @@ class PostgresSql:
         return Stored(units, events)
 
     def claim(
-        self, connection: Connection, owner: str, limit: int, lease_seconds: float, triggers: Collection[str] | None
+        self,
+        connection: Connection,
+        owner: str,
+        limit: int,
+        lease_seconds: float,
+        triggers: Collection[str] | None,
+        max_bytes: int,
     ) -> list[StoredEvent]:
         if triggers is None:
-            rows = connection.exec_driver_sql(_CLAIM.format(only=""), (limit, owner, lease_seconds))
+            rows = connection.exec_driver_sql(_CLAIM.format(only=""), (limit, owner, lease_seconds, max_bytes))
         else:
-            rows = connection.exec_driver_sql(_CLAIM.format(only=_ONLY), (limit, owner, lease_seconds, list(triggers)))
+            rows = connection.exec_driver_sql(_CLAIM.format(only=_ONLY), (limit, owner, lease_seconds, max_bytes, list(triggers)))
         return sorted((stored_event(row) for row in rows), key=by_priority)
 
     def mark(self, connection: Connection, marks: Sequence[Mark]) -> set[int]:

@@ -14,7 +14,6 @@ from headrace.store.model import StoredEvent
 from headrace.store.schema import NOW
 from headrace.store.sql.base import (
     EVENT_COLUMNS,
-    MAX_CLAIM_BYTES,
     Group,
     Mark,
     Stored,
@@ -112,7 +111,13 @@ class SqliteSql:
         return Stored(units, events)
 
     def claim(
-        self, connection: Connection, owner: str, limit: int, lease_seconds: float, triggers: Collection[str] | None
+        self,
+        connection: Connection,
+        owner: str,
+        limit: int,
+        lease_seconds: float,
+        triggers: Collection[str] | None,
+        max_bytes: int,
     ) -> list[StoredEvent]:
         pick = _PICK.format(now=_NOW, only="" if triggers is None else _ONLY)
         parameters: tuple[Any, ...] = (limit,) if triggers is None else (limit, orjson.dumps(list(triggers)).decode())
@@ -120,7 +125,7 @@ class SqliteSql:
         if not picked:
             return []
         totals = accumulate(size for _, size, _ in picked)
-        picked = [pick for pick, total in zip(picked, totals, strict=True) if total - pick[1] < MAX_CLAIM_BYTES]
+        picked = [pick for pick, total in zip(picked, totals, strict=True) if total - pick[1] < max_bytes]
         if expired := [event_id for event_id, _, is_expired in picked if is_expired]:
             connection.exec_driver_sql(_EXPIRED, (orjson.dumps(expired).decode(),))
         ids = orjson.dumps([event_id for event_id, _, _ in picked]).decode()
