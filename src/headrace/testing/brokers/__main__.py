@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 
 from headrace.testing.brokers import SERVERS, BrokerUnavailable, Server, address_variable, required
 from headrace.testing.brokers.container import pull
+from headrace.testing.brokers.process import run_to_end
+from headrace.testing.brokers.server import ProgramMissing
 
 
 def prepare(server: type[Server]) -> str:
@@ -30,7 +31,7 @@ def prepare(server: type[Server]) -> str:
     try:
         try:
             server.prepare()
-        except BrokerUnavailable:
+        except ProgramMissing:
             _install(server.packages)
             server.prepare()
     except BrokerUnavailable as error:
@@ -47,11 +48,7 @@ def _install(packages: Sequence[str]) -> None:
     print(f"installing {wanted} ...", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (["apt-get", "update"], ["apt-get", "install", "--yes", "--no-install-recommends", *packages]):
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        if done.returncode:
-            raise BrokerUnavailable(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}")
+        run_to_end(command, env=environment)
 
 
 def main(names: Sequence[str]) -> int:

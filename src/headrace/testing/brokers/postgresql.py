@@ -20,6 +20,9 @@ from headrace.testing.brokers.container import Container
 from headrace.testing.brokers.process import LocalProcess, find_program, free_port
 from headrace.testing.brokers.server import Backend, Given, Server
 
+DEBIAN = Path("/usr/lib/postgresql")
+"""Where Debian has its programs, a folder for each version; most of them are not on PATH."""
+
 USER = PASSWORD = DATABASE = "headrace"
 
 DEFAULT_SETTINGS: Mapping[str, str] = {
@@ -63,20 +66,19 @@ class PostgreSQL(Server):
         options = [f"--port={port}", "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", *_options(settings)]
         process = LocalProcess(
             "postgresql",
-            lambda folder: [str(programs / "postgres"), "-D", str(folder / "data"), *options],
+            [str(programs / "postgres"), "-D", "data", *options],
             user="postgres" if os.geteuid() == 0 else None,  # it refuses to run as root
             environment={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
             stop_signal=signal.SIGINT,  # its "fast" shutdown: it does not wait for clients to leave
         )
         try:
-            password = process.folder / "password"
-            password.write_text(PASSWORD)
+            (process.folder / "password").write_text(PASSWORD)
             process.run(
                 [
                     str(programs / "initdb"),
-                    f"--pgdata={process.folder / 'data'}",
+                    "--pgdata=data",
                     f"--username={USER}",
-                    f"--pwfile={password}",
+                    "--pwfile=password",
                     "--auth=scram-sha-256",
                     "--encoding=UTF8",
                     "--no-instructions",
@@ -145,7 +147,7 @@ class PostgreSQL(Server):
 
 def find_programs() -> Path:
     """The folder of `initdb` and `postgres`: the newest of Debian's, else the one on PATH. Raises `BrokerUnavailable`."""
-    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]), reverse=True)
+    debian = sorted(DEBIAN.glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]), reverse=True)
     initdb = find_program(*debian, "initdb", purpose="the package postgresql brings it")
     return Path(initdb).resolve().parent
 

@@ -14,11 +14,11 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.testing.brokers.server import BrokerUnavailable, Kind
+from headrace.testing.brokers.server import BrokerUnavailable, Kind, ProgramMissing
 
 STOP_SECONDS = 20.0
 LOG_LINES = 20
@@ -39,23 +39,36 @@ def free_port() -> int:
 
 
 def find_program(*candidates: str | Path, purpose: str) -> str:
-    """The first of these programs that is there, by path or on PATH. Raises `BrokerUnavailable`, which says what it is for."""
+    """The first of these programs that is there, by path or on PATH. Raises `ProgramMissing`, which says what it is for."""
     for candidate in candidates:
         if found := shutil.which(candidate):
             return found
     names = sorted({Path(candidate).name for candidate in candidates})
-    raise BrokerUnavailable(f"{' or '.join(names)} is not installed ({purpose})")
+    raise ProgramMissing(f"{' or '.join(names)} is not installed ({purpose})")
+
+
+def run_to_end(command: Sequence[str], **options: Any) -> str:
+    """Run a tool, and return what it printed on either stream. Raises `BrokerUnavailable` if it fails; `options` are Popen's."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+        )
+    except OSError as error:
+        raise BrokerUnavailable(f"{command[0]}: {error}") from error
+    if done.returncode:
+        raise BrokerUnavailable(f"{' '.join(command[:2])} failed:\n{_tail(done.stdout)}")
+    return str(done.stdout)
 
 
 class LocalProcess:
-    """A server in a process group of its own. `command` gets the data folder and gives the command line to run."""
+    """A server in a process group of its own, run in a folder of its own: paths in `command` may be relative to it."""
 
     kind: Kind = "local"
 
     def __init__(
         self,
         name: str,
-        command: Callable[[Path], Sequence[str]],
+        command: Sequence[str],
         *,
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
@@ -71,30 +84,14 @@ class LocalProcess:
         if user is not None:
             shutil.chown(self.folder, user)
 
-    def run(self, command: Sequence[str], *, timeout: float = 60.0) -> str:
-        """Run a tool of the server to its end, as the server's user, and return what it printed. Raises `BrokerUnavailable`."""
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=timeout,
-                cwd=self.folder,
-                env=self._environment,
-                **_identity(self._user),
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise BrokerUnavailable(f"{command[0]}: {error}") from error
-        if done.returncode:
-            raise BrokerUnavailable(f"{command[0]} failed:\n{_tail(done.stdout)}")
-        return str(done.stdout)
+    def run(self, command: Sequence[str]) -> str:
+        """As `run_to_end`, with the server's user, folder and environment."""
+        return run_to_end(command, cwd=self.folder, env=self._environment, **_identity(self._user))
 
     def start(self) -> None:
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._command(self.folder),
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -22,6 +22,10 @@ class BrokerUnavailable(Exception):
     """This way of getting a server is not open on this machine; the message says what is missing."""
 
 
+class ProgramMissing(BrokerUnavailable):
+    """A program is not installed, or too old: its package would help."""
+
+
 class ServerFailed(Exception):
     """A server that should be there does not start or does not answer; the message has the end of its log."""
 

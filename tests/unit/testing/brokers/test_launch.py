@@ -45,13 +45,17 @@ class Echo(Server):
     @classmethod
     def _launched(cls, where: str, settings: Mapping[str, str]) -> Self:
         script = settings.get("script", "exec sleep 1000")
-        server = cls(LocalProcess("echo", lambda folder: ["sh", "-c", script]), where, "2.0")
+        server = cls(LocalProcess("echo", ["sh", "-c", script]), where, "2.0")
         try:
             server._start()
         except BaseException:
             server.close()
             raise
         return server
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Nothing is needed."""
 
     def answers(self) -> bool:
         return self.is_answering

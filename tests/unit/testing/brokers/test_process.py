@@ -16,7 +16,7 @@ from headrace.testing.waiting import wait_until
 
 def shell(script: str) -> LocalProcess:
     """A server that runs this script with its folder as the working directory."""
-    return LocalProcess("shell", lambda folder: ["sh", "-c", script])
+    return LocalProcess("shell", ["sh", "-c", script])
 
 
 def is_alive(pid: int) -> bool:
@@ -86,7 +86,7 @@ def test_a_server_does_not_outlive_us(tmp_path: Path) -> None:
         """
         import signal, sys
         from headrace.testing.brokers.process import LocalProcess
-        server = LocalProcess("shell", lambda folder: ["sh", "-c", "echo $$ > pid; exec sleep 1000"])
+        server = LocalProcess("shell", ["sh", "-c", "echo $$ > pid; exec sleep 1000"])
         server.start()
         print(server.folder, flush=True)
         signal.pause()
