@@ -61,7 +61,7 @@ async def test_a_broker_restart_loses_and_skips_nothing(own_cluster: Any) -> Non
     await driven.advance(await driven.next(20))
     await asyncio.to_thread(cluster.server.kill)
     await eventually(lambda: driven.producer.stats()["trouble"], 30)
-    await asyncio.to_thread(cluster.server.start)
+    await asyncio.to_thread(cluster.server.restart)
     for partition in (0, 1):
         await cluster.publish(config.topics[0], [b"y"] * 5, partition=partition)
     settled: dict[int, list[int]] = {0: [], 1: []}

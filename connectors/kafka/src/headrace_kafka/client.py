@@ -7,7 +7,6 @@ generation), a partition's position without waiting for one, and why a broker co
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import ssl
 from collections.abc import Iterable
@@ -132,13 +131,28 @@ async def start(client: AIOKafkaConsumer | AIOKafkaProducer, config: KafkaConfig
     try:
         await client.start()
     except BaseException as error:
-        with contextlib.suppress(KafkaError):
-            await client.stop()
+        await stop(client)
         if isinstance(error, errors.KafkaConnectionError):
             raise await why_unreachable(config) from error
         if isinstance(error, KafkaError):
             raise explain(error, config) from error
         raise
+
+
+async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
+    """Disconnect a client, started or not.
+
+    aiokafka's own `stop` passes on what its tasks ended with, be it an error or the cancellation they got from it, and then
+    leaves its connections open.
+    """
+    stopping = asyncio.ensure_future(client.stop())
+    try:
+        await asyncio.wait({stopping})
+    finally:
+        if not stopping.done() or stopping.cancelled() or stopping.exception() is not None:
+            stopping.cancel()
+            connections = client._client if isinstance(client, AIOKafkaConsumer) else client.client
+            await connections.close()
 
 
 def connection_options(config: KafkaConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaError
 from headrace.connector import Connector, Message
 from headrace.errors import SourceMisconfigured, SourceUnavailable
 from headrace.streams.contract import SharedStreamProducer
-from headrace_kafka.client import explain, start_producer
+from headrace_kafka.client import explain, start_producer, stop
 from headrace_kafka.config import KafkaConfig
 from headrace_kafka.producer import CAPABILITIES, KafkaProducer
 
@@ -47,7 +47,7 @@ class KafkaConnector(Connector):
         except KafkaError as error:
             raise explain(error, config) from error
         finally:
-            await producer.stop()
+            await stop(producer)
 
     def check(self, config: KafkaConfig, stream_settings: Mapping[str, Any]) -> Iterator[str]:
         if config.request_timeout >= stream_settings.get("advance_timeout", float("inf")):

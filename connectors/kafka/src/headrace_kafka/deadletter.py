@@ -18,6 +18,7 @@ from aiokafka.errors import KafkaError
 
 from headrace.errors import HeadraceError, SourceUnavailable
 from headrace.streams.contract import AdvanceOutcome
+from headrace_kafka.client import stop
 from headrace_kafka.message import KafkaMessage
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class DeadLetters:
     async def _stop(self, producer: AIOKafkaProducer) -> None:
         try:
             async with asyncio.timeout(STOP_SECONDS):
-                await producer.stop()
+                await stop(producer)
         except TimeoutError:
             log.warning("the producer of the dead-letter topic %s did not close in time", self.topic)
 

@@ -18,7 +18,7 @@ from aiokafka import ConsumerRebalanceListener, TopicPartition, errors
 from aiokafka.errors import KafkaError
 
 from headrace.errors import HeadraceError, SourceMisconfigured, SourceUnavailable
-from headrace_kafka.client import NOBODY, Membership, build_consumer, explain, same_instance_id, start
+from headrace_kafka.client import NOBODY, Membership, build_consumer, explain, same_instance_id, start, stop
 from headrace_kafka.commits import Commits
 from headrace_kafka.config import KafkaConfig
 from headrace_kafka.lanes import Change, Lane, Lanes
@@ -63,7 +63,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         try:
             await self._check_topics()
         except BaseException as error:
-            await self._consumer.stop()
+            await stop(self._consumer)
             if isinstance(error, KafkaError):
                 raise explain(error, self._config) from error
             raise
@@ -88,11 +88,9 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             task.cancel()
         try:
             async with asyncio.timeout(timeout):
-                await self._consumer.stop()
+                await stop(self._consumer)
         except TimeoutError:
             log.warning("the consumer of group %s did not close in time; the broker will notice", self._config.group_id)
-        except KafkaError as error:  # what its tasks ended with
-            log.debug("closing the consumer of group %s: %s", self._config.group_id, error)
 
     # Reading
 
