@@ -129,7 +129,7 @@ def matches(pattern: Any, event: Any) -> bool:
         ({"numeric": [">", 0, "<=", 5]}, 0, NO),
         ({"numeric": [">", 0]}, None, NO),
         ({"numeric": [">", 6e9]}, 7e9, YES),
-        ({"numeric": [">", 2**53]}, 2**53 + 1, YES),
+        ({"numeric": [">", 2**53]}, 2**53 + 1, YES),  # Amazon's has 15 digits
         ({"numeric": [">", 0]}, [-1, "x", 1], YES),
         # exists
         ({"exists": True}, None, YES),
@@ -157,7 +157,7 @@ def matches(pattern: Any, event: Any) -> bool:
         ({"cidr": "2001:db8::/32"}, "2001:db9::1", NO),
         ({"cidr": "10.0.0.0/8"}, "::ffff:a00:1", YES),
         ({"cidr": "10.0.0.0/8"}, "::ffff:10.0.0.1", YES),  # Amazon's knows the first of these two forms only
-        ({"cidr": "::ffff:0:0/96"}, "::ffff:10.0.0.1", YES),
+        ({"cidr": "::ffff:0:0/96"}, "::ffff:10.0.0.1", YES),  # Amazon's takes this block for IPv4
     ],
     ids=repr,
 )
