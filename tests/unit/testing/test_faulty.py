@@ -10,7 +10,7 @@ from headrace.testing.memory import MemoryProducer
 
 from .test_memory import MemoryHarness
 
-SCENARIOS = sorted(name for name in vars(ProducerConformance) if name.startswith("test_"))
+SCENARIOS = sorted(name for name in dir(ProducerConformance) if name.startswith("test_"))
 
 
 def caught_by(producer: type[MemoryProducer], names: list[str]) -> list[str]:
