@@ -174,7 +174,7 @@ class Settlement:
 class QueueFile:
     """An open file. Raises `SourceUnavailable` where another try may help (locked, full disk), else `SourceMisconfigured`."""
 
-    lock_seconds: ClassVar[float] = 5.0
+    lock_seconds: ClassVar[float] = 3.0
     """How long to wait for another process that writes, before `SourceUnavailable`."""
 
     def __init__(self, path: str) -> None:
