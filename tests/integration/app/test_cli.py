@@ -1,5 +1,6 @@
 """The commands, as a user runs them: in this process, through `main`."""
 
+import asyncio
 import io
 import json
 import sqlite3
@@ -45,10 +46,10 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
     def run(*arguments: str, stdin: bytes = b"") -> Result:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as exit:
+        with pytest.raises(SystemExit) as exited:
             main(arguments)
         captured = capfd.readouterr()
-        code = exit.value.code
+        code = exited.value.code
         assert isinstance(code, int) or code is None
         return Result(code or 0, captured.out, captured.err)
 
@@ -212,15 +213,9 @@ def test_db_upgrade_makes_the_store(cli: Cli) -> None:
     assert cli("events", "headrace.yaml", "list").err == "no events\n"
 
 
-def run_async(coroutine: Any) -> None:
-    import asyncio
-
-    asyncio.run(coroutine)
-
-
 def test_events_are_listed_shown_and_filtered(cli: Cli) -> None:
     """As a table and as JSON, newest first; the payload only where one event is shown."""
-    run_async(fill(unit("eu", 1), unit("eu", 2, card="4111"), unit("old", 3)))
+    asyncio.run(fill(unit("eu", 1), unit("eu", 2, card="4111"), unit("old", 3)))
     rows = cli("events", "headrace.yaml", "list", "--json").json()
     assert [row["identity"].split(":")[0] for row in rows] == ["old", "eu", "eu"]
     assert [row["id"] for row in cli("events", "headrace.yaml", "list", "--trigger", "eu", "--json").json()] == [2, 1]
@@ -235,7 +230,7 @@ def test_events_are_listed_shown_and_filtered(cli: Cli) -> None:
 
 def test_events_are_purged_and_forgotten_by_what_selects_them(cli: Cli) -> None:
     """The count is said; what is not selected stays."""
-    run_async(fill(unit("eu", 1), unit("eu", 2), unit("old", 3)))
+    asyncio.run(fill(unit("eu", 1), unit("eu", 2), unit("old", 3)))
     assert cli("events", "headrace.yaml", "purge", "1").err == "1 events were purged\n"
     assert cli("events", "headrace.yaml", "forget", "--trigger", "old").err.startswith("1 messages will be derived again")
     assert cli("events", "headrace.yaml", "retry", "--all").err == "0 events are pending again\n"
@@ -247,7 +242,7 @@ def test_dead_letters_are_listed_shown_and_purged(cli: Cli) -> None:
     """With the original bytes, key and headers, and the reason."""
     message = Message(value=b"\xffbad", key=b"k", headers=(("h", b"v"),), id="m9", source="orders", timestamp=1.0)
     dead = Unit("eu", "orders", "m9", dead=DeadLetter("rejected", "no amount", message=message))
-    run_async(fill(dead))
+    asyncio.run(fill(dead))
     (row,) = cli("events", "headrace.yaml", "list", "--dead-letters", "--json").json()
     assert (row["cause"], row["reason"]) == ("rejected", "no amount")
     shown = cli("events", "headrace.yaml", "show", "--dead-letters", str(row["id"]), "--json").json()
@@ -257,7 +252,7 @@ def test_dead_letters_are_listed_shown_and_purged(cli: Cli) -> None:
 
 def test_triggers_are_listed_paused_resumed_and_removed(cli: Cli) -> None:
     """What the configuration has and what the store has, with what a user made of it."""
-    run_async(fill())
+    asyncio.run(fill())
     rows = {row["name"]: row for row in cli("triggers", "headrace.yaml", "list", "--json").json()}
     assert {name: row["state"] for name, row in rows.items()} == {"all": "new", "eu": "active", "old": "active"}
     assert rows["old"]["reason"] == "not in the configuration"
@@ -269,7 +264,7 @@ def test_triggers_are_listed_paused_resumed_and_removed(cli: Cli) -> None:
 
 def test_an_unknown_trigger_changes_nothing(cli: Cli) -> None:
     """The nearest name is said; the others that were named are left alone."""
-    run_async(fill())
+    asyncio.run(fill())
     assert (
         cli("triggers", "headrace.yaml", "pause", "eu", "odl").err
         == "error: there is no trigger 'odl' in the store; did you mean 'old'?\n"
