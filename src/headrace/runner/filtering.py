@@ -111,7 +111,7 @@ class FilterRun(Run):
     async def _attend(self, trigger: BaseEventTrigger, inner: AsyncIterator[Any]) -> None:
         """Run the filter until it returns. Raises `PlaceLostError`."""
         while True:
-            self.phase = Phase.RUNNING
+            self._running()
             delivery = self._delivery = Delivery(self._place, inner)
             error = await self._drive(trigger, delivery)
             if error is None:

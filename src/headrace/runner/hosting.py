@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
+from inspect import isawaitable
 from itertools import repeat
 from typing import Any, Final, NamedTuple
 
@@ -65,6 +66,7 @@ class HostedProducer(SharedStreamProducer):
         max_bytes: int = 16 * 2**20,
         close_timeout: float = 5.0,
         before_settle: BeforeSettle | None = None,
+        make_thread: Callable[[str], LoopThread] = LoopThread,
     ) -> None:
         self.name = name
         self._close_timeout = close_timeout
@@ -72,7 +74,7 @@ class HostedProducer(SharedStreamProducer):
         self._recorded: dict[Hashable, dict[int, Carried]] = {}
         self._given_back: dict[Hashable, list[Any]] = {}
         self._calls: dict[Hashable, asyncio.Task[Any]] = {}
-        self._thread = LoopThread(f"producer:{name}")
+        self._thread = make_thread(f"producer:{name}")
         self._engine: asyncio.AbstractEventLoop | None = None
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -86,10 +88,15 @@ class HostedProducer(SharedStreamProducer):
             raise
         self.capabilities = self._producer.capabilities
 
-    @property
-    def hosted(self) -> SharedStreamProducer:
-        """The producer in the thread. It belongs to the thread: read only what it offers for reading from others."""
-        return self._producer
+    async def stats(self) -> Mapping[str, Any]:
+        """What the producer tells of itself by a `stats()` of its own, plain or async, called in its thread; else nothing."""
+        stats = getattr(self._producer, "stats", None)
+
+        async def ask() -> Mapping[str, Any]:
+            told: Any = stats() if stats is not None else {}
+            return dict(await told if isawaitable(told) else told)
+
+        return await self._thread.call(ask)
 
     def get_advance_lane(self, broker_payload: Carried) -> Hashable:
         return broker_payload.lane

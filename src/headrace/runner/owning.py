@@ -84,7 +84,7 @@ class OwnedRun(Run):
             return failure
         lease = self._lease
         assert lease is not None
-        self.phase = Phase.RUNNING
+        self._running()
         task = self._start_user_task(lambda: self._fire(trigger, lease))
         try:
             await asyncio.wait((task,))

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from headrace.errors import ConfigError, StoreError
 from headrace.runner.filtering import FilterRun
-from headrace.runner.lag import LoopWatch
+from headrace.runner.hosting import HostedProducer
+from headrace.runner.lag import BLOCKED_AFTER, LoopWatch
 from headrace.runner.leases import LeaseKeeper
 from headrace.runner.observer import Observer
 from headrace.runner.owning import OwnedRun
@@ -23,7 +24,7 @@ from headrace.runner.specs import StreamSpec, TriggerSpec
 from headrace.runner.status import RunnerStatus, StreamStatus, TriggerStatus
 from headrace.runner.submitter import Submitter
 from headrace.runner.supervision import USER_TASK, Leave, Phase, Run, UnbuiltRun
-from headrace.store import Store, TriggerRecord, TriggerState
+from headrace.store import Store, TriggerRecord, TriggerState, Writer
 from headrace.streams.stream import StreamSettings, StreamState
 from headrace.triggers.base import BaseEventTrigger
 
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.5
 """How often the store is asked whether a user paused, resumed or removed a trigger."""
+STATS_SECONDS: Final = 5.0
+"""How often producers are asked for their stats, and how long they may take to tell."""
 EVENT_GRACE: Final = 5.0
 """Seconds that a filter has to finish the event in hand when its trigger is paused, removed or replaced."""
 NOT_IN_CONFIG: Final = "not in the config any more"
@@ -38,7 +41,11 @@ NOT_IN_CONFIG: Final = "not in the config any more"
 
 
 class Runner:
-    """Between `start` and `stop`. `defaults` are the settings of streams that triggers bring themselves."""
+    """Between `start` and `stop`. `defaults` are the settings of streams that triggers bring themselves.
+
+    The loop is watched for being blocked for more than `blocked_after` seconds (None: it is not). `make_writer` and `host` are
+    for tests.
+    """
 
     def __init__(
         self,
@@ -48,12 +55,16 @@ class Runner:
         *,
         observer: Observer | None = None,
         defaults: StreamSettings | None = None,
-        make_submitter: Callable[[Store, Observer], Submitter] = Submitter,
+        blocked_after: float | None = BLOCKED_AFTER,
+        make_writer: Callable[..., Writer] = Writer,
+        host: Callable[..., HostedProducer] = HostedProducer,
     ) -> None:
         self._store = store
         self._observer = observer or Observer()
         self._defaults = defaults or StreamSettings()
-        self._make_submitter = make_submitter
+        self._blocked_after = blocked_after
+        self._make_writer = make_writer
+        self._host = host
         self._streams = {spec.name: spec for spec in streams}
         self._triggers = {spec.trigger_id: spec for spec in triggers}
         _check_references(self._streams, self._triggers)
@@ -68,7 +79,7 @@ class Runner:
         self._helpers: list[asyncio.Task[None]] = []
         self._submitter: Submitter
         self._keeper: LeaseKeeper
-        self._watch: LoopWatch
+        self._watch: LoopWatch | None = None
 
     # Life.
 
@@ -76,13 +87,15 @@ class Runner:
         """Register the triggers and start those that are active. Raises `StoreUnavailable`; nothing runs then."""
         records = await self._register(self._triggers.values())
         loop = asyncio.get_running_loop()
-        self._submitter = self._make_submitter(self._store, self._observer)
+        self._submitter = Submitter(self._store, self._observer, make_writer=self._make_writer)
         self._keeper = LeaseKeeper(self._store.leases, uuid.uuid4().hex)
-        self._watch = LoopWatch(self._trigger_of, self._observer.on_loop_blocked)
-        self._watch.start()
+        if self._blocked_after is not None:
+            self._watch = LoopWatch(self._trigger_of, self._observer.on_loop_blocked, blocked_after=self._blocked_after)
+            self._watch.start()
         self._helpers = [
             loop.create_task(self._keeper.run(), name="leases"),
             loop.create_task(self._follow_states(), name="trigger states"),
+            loop.create_task(self._refresh_stats(), name="source stats"),
         ]
         async with self._changing:
             self._note(records)
@@ -97,10 +110,12 @@ class Runner:
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout
-        self._watch.stop()
+        if self._watch is not None:
+            self._watch.stop()
         runs = list(self._runs.values())
-        states, leases = self._helpers[1], self._helpers[0]
-        states.cancel()
+        leases, *others = self._helpers
+        for other in others:
+            other.cancel()
         if runs:
             stops = [asyncio.ensure_future(run.stop(Leave.WITH_STREAM, timeout / 3)) for run in runs]
             try:
@@ -110,10 +125,9 @@ class Runner:
                     stop.cancel()
         if not await self._submitter.flush(max(0.0, (deadline - clock()) / 2)):
             log.error("shutting down: what the store has not answered for comes again with its redelivery")
-        sources = [*self._sources.values(), *self._own_sources.values()]
-        await asyncio.gather(*(source.stop(max(0.1, deadline - clock())) for source in sources))
+        await asyncio.gather(*(source.stop(max(0.1, deadline - clock())) for source in self._all_sources()))
         leases.cancel()
-        await asyncio.wait({states, leases})
+        await asyncio.wait(self._helpers)
         await self._submitter.aclose()
 
     async def apply(self, streams: Iterable[StreamSpec], triggers: Iterable[TriggerSpec]) -> None:
@@ -191,6 +205,15 @@ class Runner:
         await self._stop_runs(leaving, self._triggers)
         self._start_runs(record.definition.trigger_id for record in records)
 
+    async def _refresh_stats(self) -> None:
+        while True:
+            for source in self._all_sources():
+                await source.refresh_stats(STATS_SECONDS)
+            await asyncio.sleep(STATS_SECONDS)
+
+    def _all_sources(self) -> list[Source]:
+        return [*self._sources.values(), *self._own_sources.values()]
+
     def _expected(self, source: Source) -> list[str]:
         """Who belongs to a stream now, whether it is there or is just being replaced."""
         return [trigger_id for trigger_id, its in self._source_of.items() if its is source and self._is_wanted(trigger_id)]
@@ -220,6 +243,7 @@ class Runner:
             expected=self._expected,
             submitter=self._submitter,
             observer=self._observer,
+            host=self._host,
         )
 
     def _own_source(self, trigger: BaseEventTrigger, key: Any) -> Source:
@@ -300,9 +324,8 @@ class Runner:
 
     def status(self) -> RunnerStatus:
         """What every stream and trigger is doing now."""
-        sources = [*self._sources.values(), *self._own_sources.values()]
         return RunnerStatus(
-            streams={source.name: self._stream_status(source) for source in sources},
+            streams={source.name: self._stream_status(source) for source in self._all_sources()},
             triggers={trigger_id: self._trigger_status(spec) for trigger_id, spec in self._triggers.items()},
             is_store_available=self._submitter.is_available,
         )
@@ -324,7 +347,7 @@ class Runner:
             oldest_age=None if oldest is None else asyncio.get_running_loop().time() - oldest,
             last_error=None if source.last_error is None else repr(source.last_error),
             is_stuck=bool(missing) or (not is_polling and bool(self._expected(source))),
-            source=source.producer_stats(),
+            source=source.stats,
         )
 
     def _trigger_status(self, spec: TriggerSpec) -> TriggerStatus:

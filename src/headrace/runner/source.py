@@ -48,14 +48,17 @@ class Source:
         expected: Callable[[Source], Collection[str]],
         submitter: Submitter,
         observer: Observer,
+        host: Callable[..., HostedProducer] = HostedProducer,
     ) -> None:
         self.name = name
         self.key = key
+        self._host = host
         self.producer: HostedProducer | None = None
         """That of the stream opened last."""
         self.last_error: BaseException | None = None
         self.patience = settings.advance_timeout + settings.close_timeout
         """Seconds that stopping it may take."""
+        self.stats: Mapping[str, Any] = {}
         self._make_producer = make_producer
         self._acknowledge = acknowledge
         self._expected = expected
@@ -102,15 +105,21 @@ class Source:
         make = self._make_producer(trigger)
 
         def host() -> HostedProducer:
-            self.producer = HostedProducer(make, name=self.name, before_settle=self._record_rejections)
+            self.producer = self._host(make, name=self.name, before_settle=self._record_rejections)
             return self.producer
 
         return host
 
-    def producer_stats(self) -> Mapping[str, Any]:
-        """What the live stream's producer tells of itself by `stats()`, which must be cheap and callable from any thread."""
-        stats = getattr(self.producer.hosted, "stats", None) if self.producer is not None and self.stream is not None else None
-        return dict(stats()) if stats is not None else {}
+    async def refresh_stats(self, timeout: float) -> None:
+        """Ask the live stream's producer what it tells of itself; `stats` has it from then on."""
+        if self.producer is None or self.stream is None:
+            self.stats = {}
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                self.stats = dict(await self.producer.stats())
+        except Exception as error:
+            log.info("stream %s: its producer's stats are not known now: %r", self.name, error)
 
     async def turn(self, error: BaseException) -> None:
         """Wait until the stream may be opened again after it ended with this error: the same moment for all its triggers."""

@@ -29,7 +29,7 @@ class StreamStatus:
     is_stuck: bool
     """Not polling although a trigger wants it to, or waiting for somebody missing."""
     source: Mapping[str, Any] = field(default_factory=dict)
-    """What the producer's own `stats()` says, where it has one: lag, reconnects."""
+    """What the producer's own `stats()` says, where it has one: lag, reconnects; `trouble`, a sentence, makes it unready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,8 @@ class RunnerStatus:
             if stream.is_stuck:
                 why = f"without {', '.join(stream.missing)}" if stream.missing else stream.last_error or "not started"
                 found.append(f"stream {stream.name} is {stream.state}: {why}")
+            if (trouble := stream.source.get("trouble")) is not None:
+                found.append(f"stream {stream.name}: {trouble}")
         found += [
             f"trigger {trigger.trigger_id} cannot run: {trigger.last_error}"
             for trigger in self.triggers.values()

@@ -138,6 +138,10 @@ class Run(ABC):
         if trigger is not None:
             await finish_within(f"{self.trigger_id}: cleanup", trigger.cleanup)
 
+    def _running(self) -> None:
+        self.phase = Phase.RUNNING
+        self.is_misconfigured = False
+
     def _failed(self, error: BaseException) -> None:
         """Note an error that the trigger is run again after."""
         self.last_error = error

@@ -83,9 +83,14 @@ class Bench:
 
     def __init__(self, **options: Any) -> None:
         capabilities = options.pop("capabilities", Capabilities(ordered=True))
-        self.hosted = HostedProducer(lambda: Scripted(capabilities), name="orders", **options)
-        assert isinstance(self.hosted.hosted, Scripted)
-        self.inner = self.hosted.hosted
+        built: list[Scripted] = []
+
+        def build() -> Scripted:
+            built.append(Scripted(capabilities))
+            return built[0]
+
+        self.hosted = HostedProducer(build, name="orders", **options)
+        (self.inner,) = built
         self.batches = self.hosted.open_batches()
 
     def feed(self, *items: Any) -> None:
@@ -112,7 +117,7 @@ async def hosting(**options: Any) -> AsyncIterator[Bench]:
     try:
         yield bench
     finally:
-        await bench.batches.aclose()  # type: ignore[attr-defined]
+        await bench.batches.aclose()
         await bench.hosted.aclose()
 
 
@@ -493,13 +498,13 @@ async def test_what_the_factory_raises_escapes() -> None:
 
 async def test_closing_is_bounded_and_names_what_hangs(caplog: pytest.LogCaptureFixture) -> None:
     """R13: a producer that hangs in `aclose` does not hang us: it is reported, and its thread is left behind."""
-    hosted = HostedProducer(Scripted, name="stuck", close_timeout=0.05)
     release = threading.Event()
 
-    async def block() -> None:
-        release.wait(20)
+    class Stuck(Scripted):
+        async def aclose(self) -> None:
+            release.wait(20)
 
-    hosted.hosted.aclose = block  # type: ignore[method-assign]
+    hosted = HostedProducer(Stuck, name="stuck", close_timeout=0.05)
     started = time.monotonic()
     with pytest.raises(TimeoutError, match=r"stuck: not closed within 0.05 s, thread left behind at .*threading.py"):
         await hosted.aclose()
@@ -509,18 +514,36 @@ async def test_closing_is_bounded_and_names_what_hangs(caplog: pytest.LogCapture
 
 async def test_closing_raises_what_the_producer_raises() -> None:
     """An error of the producer's own `aclose` escapes, and its thread ends all the same."""
-    hosted = HostedProducer(Scripted, name="orders")
-    inner = hosted.hosted
-    assert isinstance(inner, Scripted)
+    threads: list[threading.Thread] = []
 
-    async def broken() -> None:
-        raise ValueError("cannot close")
+    class Broken(Scripted):
+        async def aclose(self) -> None:
+            threads.append(threading.current_thread())
+            raise ValueError("cannot close")
 
-    inner.aclose = broken  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="cannot close"):
+        await HostedProducer(Broken, name="orders").aclose()
+    await asyncio.to_thread(threads[0].join, 5)
+    assert not threads[0].is_alive()
+
+
+async def test_stats_are_asked_in_the_producers_thread() -> None:
+    """A producer's `stats()`, plain or async, is called where the producer lives; one without has none."""
+
+    class Plain(Scripted):
+        def stats(self) -> dict[str, Any]:
+            return {"same thread": threading.current_thread() is self.thread}
+
+    class Async(Scripted):
+        async def stats(self) -> dict[str, Any]:
+            return {"same thread": threading.current_thread() is self.thread}
+
+    told = []
+    for kind in (Plain, Async, Scripted):
+        hosted = HostedProducer(kind, name="orders")
+        told.append(await hosted.stats())
         await hosted.aclose()
-    await asyncio.to_thread(inner.thread.join, 5)
-    assert not inner.thread.is_alive()
+    assert told == [{"same thread": True}, {"same thread": True}, {}]
 
 
 async def test_closing_ends_the_poll_first(caplog: pytest.LogCaptureFixture) -> None:
@@ -544,6 +567,6 @@ async def test_closing_ends_the_poll_first(caplog: pytest.LogCaptureFixture) -> 
     await anext(batches)
     with caplog.at_level(logging.WARNING):
         await hosted.aclose()
-    await batches.aclose()  # type: ignore[attr-defined]
+    await batches.aclose()
     assert order == ["poll ended", "closed"]
     assert "in the poll's finally" in caplog.text
