@@ -181,16 +181,32 @@ async def test_publications_that_come_together_share_a_commit(make_config: MakeC
     assert calls < 20
 
 
-async def test_a_message_too_large_fails_alone(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """X19: it is refused with a reason; publications beside it go through."""
-    monkeypatch.setattr("headrace_local.handle.MESSAGE_BYTES", 1000)
+async def test_x19_a_message_that_cannot_be_stored_fails_alone(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused with a reason; publications in the same commit go through."""
+    monkeypatch.setattr("headrace_local.queue_file.MESSAGE_BYTES", 1000)
     harness = LocalHarness(make_config())
     results = await asyncio.gather(
-        harness.publish([message(b"x" * 2000)]), harness.publish([message(b"fine")]), return_exceptions=True
+        harness.publish([message(b"fine")]),
+        harness.publish([message(b"x" * 2000)]),
+        harness.publish([message(b"x", headers=(("\udcff", b""),))]),
+        harness.publish([message(b"fine too")]),
+        return_exceptions=True,
     )
-    assert isinstance(results[0], ValueError)
-    assert "at most 1000" in str(results[0])
-    assert await harness.remaining() == [b"fine"]
+    assert [type(result) for result in results] == [type(None), ValueError, TypeError, type(None)]
+    assert "at most 1000" in str(results[1])
+    assert await harness.remaining() == [b"fine", b"fine too"]
+
+
+async def test_a_reason_that_is_no_text_does_not_keep_a_message(make_config: MakeConfig) -> None:
+    """X19: a rejection may quote what it rejects: NUL, half a surrogate, a megabyte."""
+    harness = LocalHarness(make_config())
+    await harness.publish(messages(1))
+    async with Reader(harness) as reader:
+        (event,) = await reader.take()
+        await reader.settle([event], AdvanceOutcome(0, 0, 1, (Rejection("audit", "bad \x00\udcff" + "x" * 1_000_000, 1),)))
+    (letter,) = await harness.dead_letters()
+    assert (letter.reason or "").startswith("audit: bad \ufffd?xxx")
+    assert len(letter.reason or "") == 10_000
 
 
 async def test_the_file_is_closed_when_its_last_user_goes(make_config: MakeConfig) -> None:

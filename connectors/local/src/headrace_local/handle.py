@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Concatenate, ParamSpec, TypeVar
 
-from headrace import Message
+from headrace import HeadraceError, Message
 from headrace_local.config import IN_MEMORY
-from headrace_local.queue_file import MESSAGE_BYTES, QueueFile
+from headrace_local.queue_file import QueueFile
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,7 +28,6 @@ T = TypeVar("T")
 class _Publication:
     queue: str
     messages: Sequence[Message]
-    stored: bool = False
     error: Exception | None = None
 
 
@@ -77,9 +76,6 @@ class Handle:
 
         Cancelled, it may have appended them or not.
         """
-        for message in messages:  # here, so that it fails nobody else's publication
-            if message.byte_size > MESSAGE_BYTES:
-                raise ValueError(f"a message of {message.byte_size} bytes: at most {MESSAGE_BYTES} are taken")
         publication = _Publication(queue, messages)
         self._publications.append(publication)
         try:
@@ -102,19 +98,22 @@ class Handle:
             publication = self._publications.popleft()
             together.setdefault(publication.queue, []).append(publication)
         for queue, publications in together.items():
-            try:
-                self._opened().publish(queue, [message for publication in publications for message in publication.messages])
-            except Exception as error:
-                for publication in publications:
-                    publication.error = error
-            else:
-                for publication in publications:
-                    publication.stored = True
-                for listener in tuple(self._listeners):
-                    listener(queue)
+            self._store(queue, publications)
+            for listener in tuple(self._listeners):
+                listener(queue)
         if wanted.error is not None:
             raise wanted.error
-        assert wanted.stored
+
+    def _store(self, queue: str, publications: list[_Publication]) -> None:
+        try:
+            self._opened().publish(queue, [message for publication in publications for message in publication.messages])
+        except Exception as error:
+            if len(publications) > 1 and not isinstance(error, HeadraceError):
+                for publication in publications:  # a message that cannot be stored fails its own publication only
+                    self._store(queue, [publication])
+                return
+            for publication in publications:
+                publication.error = error
 
     def _opened(self) -> QueueFile:
         if self._file is None:

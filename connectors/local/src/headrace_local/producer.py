@@ -27,6 +27,8 @@ FULL_SCAN_SECONDS = 1.0
 PARALLEL_ADVANCES = 1000
 """Advances that come together share a transaction, so more of them at once cost less."""
 
+REASON_LENGTH = 10_000
+
 
 def capabilities(visibility_timeout: float) -> Capabilities:
     return Capabilities(
@@ -59,7 +61,9 @@ def plan(batch: Sequence[AdvanceItem], delay: Callable[[int], float], now: float
 
 
 def _reason(outcome: AdvanceOutcome) -> str:
-    return "; ".join(f"{who}: {reason or 'no reason given'}" for who, reason, _ in outcome.rejections) or "rejected"
+    reason = "; ".join(f"{who}: {reason or 'no reason given'}" for who, reason, _ in outcome.rejections) or "rejected"
+    # It may quote the message: what is no text must not keep it from being buried.
+    return reason.replace("\0", "\ufffd").encode(errors="replace").decode()[:REASON_LENGTH]
 
 
 class LocalProducer(SharedStreamProducer):

@@ -196,7 +196,10 @@ class QueueFile:
     # --- publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, queue: str, messages: Sequence[Message]) -> None:
-        """Append messages, all or none; they are on disk when this returns."""
+        """Append messages, all or none; they are on disk when this returns. Raises `ValueError` for one that is too large."""
+        for message in messages:
+            if message.byte_size > MESSAGE_BYTES:
+                raise ValueError(f"a message of {message.byte_size} bytes: at most {MESSAGE_BYTES} are taken")
         self._check_in_place()
         with self._errors():
             self._db.execute("PRAGMA synchronous = FULL")
