@@ -15,6 +15,7 @@ from sqlalchemy import (
     TextClause,
     and_,
     case,
+    exists,
     func,
     literal_column,
     or_,
@@ -35,6 +36,8 @@ _BATCH: Final = 1000
 
 _e = event.alias("e")
 _u = unit.alias("u")
+_newer = event.alias("newer")
+_IS_SUPERSEDED = exists().where(_newer.c.unit_id == _e.c.unit_id, _newer.c.idx == _e.c.idx, _newer.c.generation > _e.c.generation)
 _RECORDS = select(literal_column(EVENT_COLUMNS), _e.c.state, _e.c.due_at, _e.c.settled_at, _e.c.answer).join_from(
     _e, _u, _u.c.id == _e.c.unit_id
 )
@@ -73,8 +76,12 @@ class Events:
 
     async def retry(self, where: EventFilter, *, new_generation: bool = False) -> int:
         """Make dead events pending again, with fresh attempts; returns how many. `new_generation`: delivered ones too, under a
-        new identity, so that a target takes them as new. Those whose payload is deleted cannot be tried again."""
-        states = [EventState.DEAD, EventState.DELIVERED] if new_generation else [EventState.DEAD]
+        new identity, so that a target takes them as new; of an event with several generations, the last. Those whose payload
+        is deleted cannot be tried again."""
+        eligible = and_(_e.c.state == EventState.DEAD, _e.c.payload.is_not(None))
+        if new_generation:
+            states = [EventState.DEAD, EventState.DELIVERED]
+            eligible = and_(_e.c.state.in_(states), _e.c.payload.is_not(None), ~_IS_SUPERSEDED)
         fresh: dict[str, Any] = {"state": EventState.PENDING, "attempts": 0, "due_at": None, "settled_at": None}
 
         def job(connection: Connection, ids: Sequence[int]) -> int:
@@ -85,7 +92,7 @@ class Events:
             raised = select(unit.c.generation).where(unit.c.id == event.c.unit_id).scalar_subquery()
             return connection.execute(update(event).where(event.c.id.in_(ids)).values(fresh | {"generation": raised})).rowcount
 
-        retried = await self._in_batches(job, where, and_(_e.c.state.in_(states), _e.c.payload.is_not(None)))
+        retried = await self._in_batches(job, where, eligible)
         if retried:
             await self._database.write(lambda connection: self._database.sql.notify(connection, "events"))
         return retried
