@@ -236,7 +236,8 @@ async def finish_within(what: str, function: Callable[[], Awaitable[None]], time
         await asyncio.wait({task}, timeout=timeout)
         raise
     finally:
-        if not task.done() and not await end_task(task, timeout=0.1):
-            log.error("%s did not end within %s s and is left behind", what, timeout)
+        if not task.done():
+            left_behind = "" if await end_task(task, timeout=0.1) else ", nor when it was cancelled: it is left behind"
+            log.error("%s did not end within %s s%s", what, timeout, left_behind)
     if task.done() and not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s raised %r", what, error, exc_info=error)
