@@ -22,11 +22,11 @@ from headrace.app.config import Config, load_config
 from headrace.app.http import Api, HttpServer
 from headrace.app.logs import configure_logs
 from headrace.app.metrics import Metrics
-from headrace.app.wiring import Targets, default_settings, stream_specs, trigger_specs
+from headrace.app.wiring import Targets, class_path, default_settings, stream_specs, trigger_specs
 from headrace.dispatch import Dispatcher
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreUnavailable
 from headrace.runner import Runner
-from headrace.store import Store, Topic, Unit
+from headrace.store import Store, Topic, TriggerDefinition, Unit
 
 log = structlog.stdlib.get_logger("headrace.serve")
 
@@ -139,7 +139,7 @@ class Service:
         runner = Runner(
             store,
             stream_specs(config),
-            trigger_specs(config),
+            trigger_specs(config, await self._registered(store)),
             observer=self._metrics,
             defaults=default_settings(config),
         )
@@ -156,8 +156,11 @@ class Service:
 
     def _describe(self, config: Config) -> None:
         connectors = {name: stream.connector_name for name, stream in config.streams.items()}
-        classes = {spec.trigger_id: spec.definition.class_path for spec in trigger_specs(config)}
+        classes = {name: class_path(trigger) for name, trigger in config.triggers.items()}
         self._metrics.describe(connectors=connectors, classes=classes)
+
+    async def _registered(self, store: Store) -> dict[str, TriggerDefinition]:
+        return {record.definition.trigger_id: record.definition for record in await store.triggers.all()}
 
     def _changed_elsewhere(self, topic: Topic) -> None:
         """Another process stored something. Changed triggers need no word: the runner looks for them twice a second."""
@@ -180,12 +183,16 @@ class Service:
 
     async def _apply(self, config: Config) -> None:
         """Go over to another configuration: what is unchanged runs on."""
+        assert self._store is not None
         assert self._runner is not None
         assert self._dispatcher is not None
         for name in ("store", "http", "dispatch"):
             if getattr(config, name) != getattr(self._config, name):
                 log.warning(f"`{name}` has changed: that takes effect when serve is restarted")
-        await self._runner.apply(stream_specs(config), trigger_specs(config))
+        targets = {name: trigger.target_config for name, trigger in config.triggers.items()}
+        if problems := self._config.dispatch.problems(targets):  # of the lease that stays as it is
+            raise ConfigError(problems)
+        await self._runner.apply(stream_specs(config), trigger_specs(config, await self._registered(self._store)))
         self._config = config
         self._describe(config)
         self._dispatcher.set_targets(self._targets.of(config))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
+
+import structlog
 
 from headrace.app.config import Config, StreamConfig, TriggerConfig
 from headrace.dispatch.targets import TARGETS, Target, TargetContext
 from headrace.runner.specs import StreamSpec, TriggerSpec
 from headrace.store import TriggerDefinition
 from headrace.streams.stream import StreamSettings as EngineSettings
-from headrace.triggers.base import BaseTrigger
-from headrace.triggers.pattern import PatternTrigger
+from headrace.triggers import BaseTrigger, PatternTrigger, decode_kwargs, encode_kwargs, serialize_trigger, trigger_path
+
+log = structlog.stdlib.get_logger("headrace.serve")
 
 
 def stream_specs(config: Config) -> list[StreamSpec]:
@@ -20,9 +23,14 @@ def stream_specs(config: Config) -> list[StreamSpec]:
     return [_stream_spec(stream) for stream in config.streams.values()]
 
 
-def trigger_specs(config: Config) -> list[TriggerSpec]:
-    """The triggers, as the runner takes them."""
-    return [_trigger_spec(trigger, config) for trigger in config.triggers.values()]
+def trigger_specs(config: Config, registered: Mapping[str, TriggerDefinition]) -> list[TriggerSpec]:
+    """The triggers, as the runner takes them. `registered` is what the store knows of them from before."""
+    return [_trigger_spec(trigger, config, registered.get(trigger.name)) for trigger in config.triggers.values()]
+
+
+def class_path(trigger: TriggerConfig) -> str:
+    """The import path of the trigger's class."""
+    return trigger_path(trigger.trigger_class or PatternTrigger)
 
 
 def engine_settings(stream: StreamConfig) -> EngineSettings:
@@ -47,18 +55,38 @@ def _stream_spec(stream: StreamConfig) -> StreamSpec:
     )
 
 
-def _trigger_spec(trigger: TriggerConfig, config: Config) -> TriggerSpec:
-    stream = config.streams[trigger.stream] if trigger.stream is not None else None
-    kind: Callable[..., BaseTrigger]
-    kwargs: Mapping[str, Any]
-    if trigger.trigger_class is not None:
-        kind, kwargs = trigger.trigger_class, trigger.kwargs
-    else:
-        assert stream is not None
-        kind, kwargs = PatternTrigger, {"match": trigger.match, "undecodable": stream.undecodable}
-    definition = TriggerDefinition(trigger.name, f"{kind.__module__}.{kind.__qualname__}", kwargs, trigger.stream)
-    settings = stream.settings if stream is not None else config.defaults
-    return TriggerSpec(definition, partial(kind, **kwargs), settings.max_attempts)
+def _trigger_spec(trigger: TriggerConfig, config: Config, registered: TriggerDefinition | None) -> TriggerSpec:
+    path = class_path(trigger)
+    if trigger.stream is None:
+        assert trigger.trigger_class is not None
+        kwargs, stored = _as_registered(path, trigger.trigger_class, trigger.kwargs, registered)
+        definition = TriggerDefinition(trigger.name, path, stored)
+        return TriggerSpec(definition, partial(trigger.trigger_class, **kwargs), config.defaults.max_attempts)
+    stream = config.streams[trigger.stream]
+    given = trigger.kwargs if trigger.trigger_class else {"match": trigger.match, "undecodable": stream.undecodable}
+    definition = TriggerDefinition(trigger.name, path, encode_kwargs(given), trigger.stream)
+    return TriggerSpec(definition, partial(trigger.trigger_class or PatternTrigger, **given), stream.settings.max_attempts)
+
+
+def _as_registered(
+    path: str, kind: type[BaseTrigger], given: Mapping[str, Any], registered: TriggerDefinition | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments that a trigger which runs by itself is built with, and what of it is stored.
+
+    It goes on as it was registered until its config changes: one that waits an hour from when it was made waits for what is
+    left of the hour after a restart. That is what its `serialize()` is for.
+    """
+    asked = encode_kwargs(given)
+    if registered is not None and registered.class_path == path and registered.kwargs.get("given") == asked:
+        try:
+            kwargs = decode_kwargs(registered.kwargs["serialized"])
+            kind(**kwargs)
+        except Exception as error:  # stored by another version of the class; whatever it raises, it is built anew
+            log.warning("a trigger cannot be built as it was registered", trigger=registered.trigger_id, error=repr(error))
+        else:
+            return kwargs, dict(registered.kwargs)
+    kwargs = serialize_trigger(kind(**given)).kwargs
+    return kwargs, {"given": asked, "serialized": encode_kwargs(kwargs)}
 
 
 class Targets:

@@ -68,6 +68,14 @@ class Tick(BaseTrigger):
     async def run(self):
         yield None
 
+class Forgetful(Tick):
+    def __init__(self, size=0):
+        super().__init__(size)
+        self.size = size
+
+    def serialize(self):
+        return ("brooktriggers.Forgetful", {"size": self.size + 1})
+
 class Unfinished(BaseTrigger):
     def serialize(self):
         return ("brooktriggers.Unfinished", {})

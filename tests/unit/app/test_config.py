@@ -123,7 +123,7 @@ def test_three_mistakes_are_all_named(tmp_path: Path) -> None:
             ":4: streams.orders.topcis: unknown key; did you mean 'topics'?",
             ":4: streams.orders.ack_timout: unknown key; did you mean 'ack_timeout'?",
             ":6: triggers.audit.stream: there is no stream of this name; did you mean 'orders'?",
-            ":6: triggers.audit.class: the module 'brooktriggers' has no 'Audti'; did you mean 'Audit'?",
+            ":6: triggers.audit.class: brooktriggers:Audti: 'brooktriggers' has no 'Audti'; did you mean 'Audit'?",
             ":6: triggers.audit.target.webhok: unknown target; did you mean 'webhook'? (expected exactly one of "
             "callable, log, webhook)",
         ]
@@ -162,15 +162,27 @@ def test_three_mistakes_are_all_named(tmp_path: Path) -> None:
         ),
         ("address: localhost:1", "subscriber_queue_size: 1", "streams.orders.address: this key is required"),
         ("  orders:", "  -orders:", "streams.-orders: a name has 1 to 100 letters"),
-        ("class: brooktriggers:Audit", "class: nomodule:X", "there is no module 'nomodule' in this Python environment"),
-        ("class: brooktriggers:Audit", "class: nonsense", "triggers.audit.class: expected package.module:Class"),
-        ("class: brooktriggers:Audit", "class: brooktriggers:function", "function is not a subclass of headrace.BaseTrigger"),
+        (
+            "class: brooktriggers:Audit",
+            "class: nomodule:X",
+            "importing 'nomodule' failed: ModuleNotFoundError: No module named 'nomodule'",
+        ),
+        (
+            "class: brooktriggers:Audit",
+            "class: nonsense",
+            "triggers.audit.class: 'nonsense' is no import path: expected package.module:Class",
+        ),
+        ("class: brooktriggers:Audit", "class: brooktriggers:function", "'function' is no subclass of headrace.BaseTrigger"),
         (
             "class: brooktriggers:Audit",
             "class: brooktriggers:Tick",
-            "Tick has no filter_shared_stream, so it cannot watch a stream",
+            "'Tick' has no filter_shared_stream, so it cannot watch a stream",
         ),
-        ("class: brooktriggers:Audit", "class: brokentriggers.X", "brokentriggers.py:3: RuntimeError: half a module"),
+        (
+            "class: brooktriggers:Audit",
+            "class: brokentriggers.X",
+            "importing 'brokentriggers' failed: RuntimeError: half a module",
+        ),
         (
             "kwargs: {level: high}",
             "kwargs: {levle: high}",
@@ -222,7 +234,7 @@ def test_each_mistake_is_named_with_its_place(tmp_path: Path, old: str, new: str
         ("shutdown_timeout: fast", "shutdown_timeout: expected a number, found text"),
         ("store: {secret_keys: [nonsense]}", "store.secret_keys: key 0 is not a Fernet key"),
         ("store: {url: 'mysql://x'}", "store.url: expected sqlite:///FILE or postgresql://"),
-        ("triggers: {t: {class: brooktriggers.Unfinished, target: {log: {}}}}", "Unfinished lacks run"),
+        ("triggers: {t: {class: brooktriggers.Unfinished, target: {log: {}}}}", "'Unfinished' does not implement run"),
         (
             "triggers: {t: {class: brooktriggers.Tick, target: {log: {}}}}",
             "triggers.t.kwargs.seconds: Tick requires this argument",
@@ -233,6 +245,22 @@ def test_each_mistake_is_named_with_its_place(tmp_path: Path, old: str, new: str
 def test_a_section_that_is_wrong_is_named(tmp_path: Path, text: str, expected: str) -> None:
     """The same for what is no stream."""
     assert any(expected in problem for problem in problems(tmp_path, text))
+
+
+def test_a_trigger_that_cannot_be_stored_is_a_mistake(tmp_path: Path) -> None:
+    """It is built, serialized and built again: what does not come back equal would be another trigger after a restart."""
+    text = "triggers: {t: {class: brooktriggers.Forgetful, kwargs: {size: 3}, target: {log: {}}}}"
+    (problem,) = problems(tmp_path, text)
+    assert "triggers.t.kwargs: brooktriggers.Forgetful: built again from its serialize(), it has another 'size'" in problem
+
+
+def test_a_pattern_is_checked_where_it_stands(tmp_path: Path) -> None:
+    """The place within the pattern is part of the key path."""
+    text = replaced("class: brooktriggers:Audit", "match: {amount: [{numerc: ['>', 1]}]}").replace(
+        "    kwargs: {level: high}\n", ""
+    )
+    (problem,) = problems(tmp_path, text)
+    assert problem.startswith(":10: triggers.audit.match.amount[0].numerc: unknown operator")
 
 
 def test_a_host_beyond_loopback_is_fine_with_a_token(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ constructor takes the arguments.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import traceback
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ import headrace.errors
 from headrace.app.config.problems import nearest
 from headrace.connector import Connector, load_connector
 from headrace.errors import ConfigError
-from headrace.triggers.base import BaseEventTrigger, BaseTrigger
+from headrace.triggers import BaseEventTrigger, BaseTrigger, check_round_trip, load_trigger_class
 
 _OUR_FOLDER = str(Path(headrace.errors.__file__).parent)
 
@@ -33,26 +32,10 @@ def find_connector(name: str) -> Connector:
 
 
 def find_trigger_class(class_path: str, *, on_stream: bool) -> type[BaseTrigger]:
-    """Import `package.module:Class` or `package.module.Class`. Raises `ValueError` that says what is wrong with it."""
-    module_name, _, class_name = class_path.partition(":") if ":" in class_path else class_path.rpartition(".")
-    if not module_name or not class_name.isidentifier():
-        raise ValueError("expected package.module:Class")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything as it is imported, and each is their mistake to see
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
-            raise ValueError(f"there is no module {error.name!r} in this Python environment") from error
-        raise ValueError(f"importing {module_name!r} failed: {_where(error)}{type(error).__name__}: {error}") from error
-    found = getattr(module, class_name, None)
-    if found is None:
-        known = [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, BaseTrigger)]
-        raise ValueError(f"the module {module_name!r} has no {class_name!r}{nearest(class_name, known)}")
-    if not isinstance(found, type) or not issubclass(found, BaseTrigger):
-        raise ValueError(f"{class_name} is not a subclass of headrace.BaseTrigger")
+    """Import `package.module:Class` or `package.module.Class`. Raises `ConfigError` that says what is wrong with it."""
+    found = load_trigger_class(class_path, allowed=(class_path,))
     if on_stream and not (issubclass(found, BaseEventTrigger) and _overrides(found, "filter_shared_stream")):
-        raise ValueError(f"{class_name} has no filter_shared_stream, so it cannot watch a stream")
-    if inspect.isabstract(found):
-        raise ValueError(f"{class_name} lacks {', '.join(sorted(found.__abstractmethods__))}")
+        raise ConfigError([f"{class_path}: {found.__name__!r} has no filter_shared_stream, so it cannot watch a stream"])
     return found
 
 
@@ -75,11 +58,14 @@ def argument_mistakes(trigger_class: type[BaseTrigger], kwargs: Mapping[str, Any
         if parameters[name].default is inspect.Parameter.empty and name not in kwargs:
             wrong = True
             yield name, f"{trigger_class.__name__} requires this argument"
-    if not wrong:
-        try:
-            trigger_class(**kwargs)
-        except Exception as error:  # whatever the constructor raises is its word on the arguments
-            yield None, f"{trigger_class.__name__} does not take them: {type(error).__name__}: {error}"
+    if wrong:
+        return
+    try:
+        check_round_trip(trigger_class(**kwargs))
+    except ConfigError as error:
+        yield from ((None, problem) for problem in error.problems)
+    except Exception as error:  # whatever the constructor raises is its word on the arguments
+        yield None, f"{trigger_class.__name__} does not take them: {type(error).__name__}: {error}"
 
 
 def _overrides(found: type[BaseTrigger], method: str) -> bool:

@@ -33,8 +33,7 @@ from headrace.connector import Connector
 from headrace.dispatch.config import DispatchConfig
 from headrace.dispatch.targets import TARGETS, TargetConfig, TargetContext
 from headrace.errors import ConfigError
-from headrace.triggers.base import BaseTrigger
-from headrace.triggers.eventbridge import EventPattern, PatternError
+from headrace.triggers import BaseTrigger, EventPattern, PatternError
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -263,8 +262,9 @@ class _Loader:
     def _class(self, path: KeyPath, class_path: str, kwargs: dict[str, Any], *, on_stream: bool) -> type[BaseTrigger] | None:
         try:
             found = classes.find_trigger_class(class_path, on_stream=on_stream)
-        except ValueError as error:
-            self._document.problem((*path, "class"), str(error))
+        except ConfigError as error:
+            for text in error.problems:
+                self._document.problem((*path, "class"), text)
             return None
         secrets = [str(value) for value in kwargs.values()] if self._document.is_substituted((*path, "kwargs")) else []
         for name, text in classes.argument_mistakes(found, kwargs):
