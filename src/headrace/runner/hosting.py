@@ -88,6 +88,11 @@ class HostedProducer(SharedStreamProducer):
             raise
         self.capabilities = self._producer.capabilities
 
+    @property
+    def hosted(self) -> SharedStreamProducer:
+        """The producer in the thread. It belongs to the thread: use only what it offers to others."""
+        return self._producer
+
     async def stats(self) -> Mapping[str, Any]:
         """What the producer tells of itself by a `stats()` of its own, plain or async, called in its thread; else nothing."""
         stats = getattr(self._producer, "stats", None)

@@ -54,7 +54,8 @@ class Suspects:
 
     def attempts(self, name: str) -> int:
         """How often it failed, as far as is remembered."""
-        return self._attempts.get(name, (0, 0.0))[0]
+        attempts, since = self._attempts.get(name, (0, 0.0))
+        return attempts if self._clock() - since < SUSPECT_SECONDS else 0
 
     def clear(self, name: str) -> None:
         """It got through."""

@@ -181,4 +181,13 @@ def lane_name(lane: Hashable) -> str | None:
     """A lane as a unit and a person read it."""
     if lane is None or lane is UNORDERED:
         return None
-    return "/".join(map(str, lane)) if isinstance(lane, tuple) else str(lane)
+    return "/".join(map(_text, lane)) if isinstance(lane, tuple) else _text(lane)
+
+
+def _text(part: object) -> str:
+    if isinstance(part, bytes):
+        try:
+            return part.decode()
+        except UnicodeDecodeError:
+            pass
+    return str(part)

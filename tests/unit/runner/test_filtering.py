@@ -35,7 +35,7 @@ async def test_one_unit_a_delivery_is_stored_and_then_the_broker_is_told() -> No
         await stage.until(lambda: not stage.left)
     first, second = stage.store.units
     assert [event.payload for event in first.events] == ["1", ["1"]]
-    assert (first.message_id, first.stream, first.lane, first.published_at) == ("orders/0", "orders", "b'p0'", 0.0)
+    assert (first.message_id, first.stream, first.lane, first.published_at) == ("orders/0", "orders", "p0", 0.0)
     assert [event.payload for event in second.events] == ["2", ["2"]]
 
 
