@@ -7,13 +7,10 @@ generation), a partition's position without waiting for one, and why a broker co
 from __future__ import annotations
 
 import asyncio
-import importlib
-import ssl
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, errors
-from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import create_conn
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
@@ -21,6 +18,8 @@ from aiokafka.errors import KafkaError
 
 from headrace.errors import HeadraceError, SourceMisconfigured, SourceUnavailable
 from headrace_kafka.config import KafkaConfig
+from headrace_kafka.errors import explain
+from headrace_kafka.security import security_options
 
 _ASSIGNORS: Final = {"roundrobin": RoundRobinPartitionAssignor, "range": RangePartitionAssignor}
 
@@ -30,17 +29,6 @@ MAX_REQUEST_SIZE: Final = 2**30
 
 CREATION_WAITS: Final = (0.1, 0.2, 0.4, 0.8)
 """Seconds between looks at a topic that may be being made."""
-
-
-class FencedInstanceIdError(errors.BrokerResponseError):  # type: ignore[misc]
-    """The broker's word for two members with one `group.instance.id`. aiokafka has no name for it, and would say "unknown"."""
-
-    errno = 82
-    message = "FENCED_INSTANCE_ID"
-    description = "another member joined with the same group.instance.id"
-
-
-errors.kafka_errors.setdefault(FencedInstanceIdError.errno, FencedInstanceIdError)
 
 
 class Membership(NamedTuple):
@@ -164,52 +152,8 @@ def connection_options(config: KafkaConfig) -> dict[str, Any]:
         "retry_backoff_ms": _ms(config.retry_backoff),
         "metadata_max_age_ms": _ms(config.metadata_max_age),
         "connections_max_idle_ms": _ms(config.connections_max_idle),
-        **_security_options(config),
+        **security_options(config),
     }
-
-
-def _security_options(config: KafkaConfig) -> dict[str, Any]:
-    return {
-        "security_protocol": config.security_protocol,
-        "ssl_context": _ssl_context(config) if "SSL" in config.security_protocol else None,
-        "sasl_mechanism": config.sasl_mechanism,
-        "sasl_plain_username": config.sasl_plain_username,
-        "sasl_plain_password": config.sasl_plain_password.get_secret_value() if config.sasl_plain_password else None,
-        "sasl_kerberos_service_name": config.sasl_kerberos_service_name,
-        "sasl_kerberos_domain_name": config.sasl_kerberos_domain_name,
-        "sasl_oauth_token_provider": _token_provider(config.sasl_oauth_token_provider),
-    }
-
-
-def _ssl_context(config: KafkaConfig) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=config.ssl_cafile)
-    except OSError as error:
-        raise SourceMisconfigured(f"ssl_cafile {config.ssl_cafile!r} cannot be loaded: {error}") from error
-    context.check_hostname = config.ssl_check_hostname
-    if config.ssl_certfile is not None:
-        password = config.ssl_password.get_secret_value() if config.ssl_password else ""
-        try:
-            # A key that is encrypted would else be asked for on the terminal.
-            context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, lambda: password)
-        except OSError as error:
-            raise SourceMisconfigured(
-                f"ssl_certfile {config.ssl_certfile!r} cannot be loaded (with ssl_keyfile, ssl_password): {error}"
-            ) from error
-    return context
-
-
-def _token_provider(path: str | None) -> AbstractTokenProvider | None:
-    if path is None:
-        return None
-    module, _, name = path.partition(":")
-    try:
-        provider = getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise SourceMisconfigured(f"sasl_oauth_token_provider {path!r} cannot be built: {error}") from error
-    if not isinstance(provider, AbstractTokenProvider):
-        raise SourceMisconfigured(f"sasl_oauth_token_provider {path!r} is no aiokafka.abc.AbstractTokenProvider")
-    return provider
 
 
 async def why_unreachable(config: KafkaConfig) -> HeadraceError:
@@ -231,61 +175,6 @@ async def why_unreachable(config: KafkaConfig) -> HeadraceError:
             connection.close()
             reasons.append(f"{address}: connected, but there was no answer")
     return SourceUnavailable(f"no broker of bootstrap_servers can be reached ({'; '.join(reasons)})")
-
-
-def explain(error: BaseException, config: KafkaConfig) -> HeadraceError:
-    """What an error of aiokafka means: worth another try, or which option to look at. Errors of ours stay as they are."""
-    said = str(error) or type(error).__name__
-    match error:
-        case HeadraceError():
-            return error
-        case ssl.SSLError():
-            hint = "the broker may not speak TLS there, or ssl_cafile does not know who signed its certificate"
-            return SourceMisconfigured(f"TLS with {config.servers} failed: {said} (security_protocol, ssl_*: {hint})")
-        case errors.SaslAuthenticationFailed() | errors.AuthenticationFailedError():
-            return SourceMisconfigured(
-                f"{config.servers} refuses the credentials (sasl_plain_username, sasl_plain_password, sasl_mechanism): {said}"
-            )
-        case errors.UnsupportedSaslMechanismError() | errors.IllegalSaslStateError() | errors.AuthenticationMethodNotSupported():
-            return SourceMisconfigured(
-                f"{config.servers} does not offer this authentication (sasl_mechanism, security_protocol): {said}"
-            )
-        case KafkaError() if FencedInstanceIdError.__name__ in said:  # aiokafka passes it on as text
-            return same_instance_id(config)
-        case errors.GroupAuthorizationFailedError():
-            return SourceMisconfigured(f"the user may not read as group_id {config.group_id!r}: {said}")
-        case errors.TopicAuthorizationFailedError():
-            return SourceMisconfigured(f"the user may not use a topic (topics, topic_pattern or dead_letter_topic): {said}")
-        case errors.ClusterAuthorizationFailedError():
-            return SourceMisconfigured(f"the user may not write idempotently to the cluster (dead_letter_topic): {said}")
-        case errors.InvalidSessionTimeoutError():
-            return SourceMisconfigured(f"the brokers do not allow session_timeout {config.session_timeout:g} s: {said}")
-        case errors.InconsistentGroupProtocolError():
-            return SourceMisconfigured(
-                f"group_id {config.group_id!r} has members of another kind (partition_assignment_strategy): {said}"
-            )
-        case errors.InvalidGroupIdError():
-            return SourceMisconfigured(f"the brokers refuse group_id {config.group_id!r}: {said}")
-        case errors.UnsupportedCodecError():
-            return SourceMisconfigured(f"a message is compressed in a way that this installation cannot read: {said}")
-        case errors.RecordTooLargeError():
-            return SourceMisconfigured(
-                f"a message is larger than max_partition_fetch_bytes {config.max_partition_fetch_bytes}: {said}"
-            )
-        case errors.MessageSizeTooLargeError() | errors.RecordListTooLargeError():
-            return SourceMisconfigured(f"a message is larger than its topic allows (max.message.bytes of the topic): {said}")
-        case errors.InvalidTopicError():
-            return SourceMisconfigured(f"the brokers refuse the name of a topic (topics or dead_letter_topic): {said}")
-        case _:
-            return SourceUnavailable(f"Kafka at {config.servers}: {said}")
-
-
-def same_instance_id(config: KafkaConfig) -> SourceMisconfigured:
-    """Two members push each other out."""
-    return SourceMisconfigured(
-        f"another member of group {config.group_id!r} has the same group_instance_id {config.member_name!r}; give each replica an"
-        " id of its own"
-    )
 
 
 def _ms(seconds: float) -> int:

@@ -20,8 +20,8 @@ from headrace_kafka.lanes import Lane, Lanes
 
 log = logging.getLogger(__name__)
 
-Send = Callable[[Mapping[TopicPartition, int]], Awaitable[None]]
-"""Commits, or raises aiokafka's errors."""
+Send = Callable[[Mapping[TopicPartition, int]], Awaitable[Mapping[TopicPartition, int]]]
+"""Commits, and returns what was committed of it; or raises aiokafka's errors."""
 
 
 class Commits:
@@ -46,7 +46,7 @@ class Commits:
         self._wanted = asyncio.Event()
         self._allowed = asyncio.Event()
         self._progress = asyncio.Event()
-        self._in_flight: asyncio.Task[None] | None = None
+        self._in_flight: asyncio.Future[Mapping[TopicPartition, int]] | None = None
         self._error: HeadraceError | None = None
         self._membership = 0
         self._last_sent = float("-inf")
@@ -94,8 +94,9 @@ class Commits:
                         raise self._error
                     await self._progress.wait()
         except TimeoutError:
-            name = f"{lane.key.topic}/{lane.key.partition}"
-            raise SourceUnavailable(f"no acknowledgement of position {position} in {name} within {self._patience:g} s") from None
+            raise SourceUnavailable(
+                f"no acknowledgement of position {position} in {lane.name} within {self._patience:g} s"
+            ) from None
 
     async def run(self) -> None:
         """Commit for ever."""
@@ -133,7 +134,7 @@ class Commits:
         if error is None:
             self.sent += 1
             self._error = None
-            self._lanes.acknowledge(offsets)
+            self._lanes.acknowledge(task.result())
         elif isinstance(error, CommitFailedError):
             # The group moved on. The next assignment says which lanes are still ours; until then nothing may be sent, for
             # without a membership the broker would take a commit as an administrator's.

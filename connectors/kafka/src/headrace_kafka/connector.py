@@ -11,8 +11,9 @@ from aiokafka.errors import KafkaError
 from headrace.connector import Connector, Message
 from headrace.errors import SourceMisconfigured, SourceUnavailable
 from headrace.streams.contract import SharedStreamProducer
-from headrace_kafka.client import explain, start_producer, stop
+from headrace_kafka.client import start_producer, stop
 from headrace_kafka.config import KafkaConfig
+from headrace_kafka.errors import explain
 from headrace_kafka.producer import CAPABILITIES, KafkaProducer
 
 DEFAULT_RETENTION: Final = 7 * 86_400.0

@@ -47,6 +47,12 @@ def origin_headers(message: KafkaMessage, outcome: AdvanceOutcome, now: datetime
     return headers
 
 
+def _seen(task: asyncio.Task[None]) -> None:
+    """Whoever waited for it may be gone."""
+    if not task.cancelled():
+        task.exception()
+
+
 class DeadLetters:
     """Sends dead letters to a topic. `start` builds a started producer with `acks=all` and idempotence."""
 
@@ -86,6 +92,7 @@ class DeadLetters:
             task = self._sending.get(message.id)
             if task is None:
                 task = self._sending[message.id] = asyncio.create_task(self._deliver(message, outcome))
+                task.add_done_callback(_seen)
             waiting.add(task)
         if not waiting:
             return

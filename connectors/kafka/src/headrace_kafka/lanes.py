@@ -30,7 +30,7 @@ class Run:
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.topic = lane.key.topic
-        self.prefix = f"{lane.key.topic}/{lane.key.partition}/"
+        self.prefix = f"{lane.name}/"
 
     @property
     def is_current(self) -> bool:
@@ -76,6 +76,11 @@ class Lane:
         self.settled = 0
         self.committed: int | None = None
         self.run = Run(self)
+
+    @property
+    def name(self) -> str:
+        """`topic/partition`."""
+        return f"{self.key.topic}/{self.key.partition}"
 
     def place(self, position: int, committed: int | None) -> None:
         """Start at this offset; `committed` is what the broker has for the group, None for nothing."""

@@ -14,21 +14,21 @@ from collections.abc import AsyncIterator, Coroutine, Hashable, Mapping, Sequenc
 from typing import Any, Final
 
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError
 
 from headrace.errors import HeadraceError
 from headrace.streams.batch import EventBatch
 from headrace.streams.contract import AdvanceItem, Capabilities, LaneLost, SharedStreamProducer
 from headrace_kafka.buffer import Buffer
-from headrace_kafka.client import explain, start_producer
+from headrace_kafka.client import start_producer
 from headrace_kafka.commits import Commits
 from headrace_kafka.config import KafkaConfig
 from headrace_kafka.deadletter import DeadLetters
+from headrace_kafka.errors import explain
+from headrace_kafka.health import Health, Sight
 from headrace_kafka.lanes import Change, Lane, Lanes
 from headrace_kafka.message import KafkaMessage
 from headrace_kafka.session import Session
 from headrace_kafka.verdicts import judge
-from headrace_kafka.watchdog import Sight, Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +57,11 @@ class KafkaProducer(SharedStreamProducer):
         self._dead_letters: DeadLetters | None = None
         self._failure: BaseException | None = None
         self._is_paused = False
-        self._ends: Mapping[TopicPartition, int] = {}
-        self._trouble: str | None = None
+        self._health = Health(
+            f"group {config.group_id}", config.watchdog_timeout, ends=self._read_ends, see=self._see, rebuild=self._rebuild
+        )
         self._positions_gone = 0
-        self._counts = dict.fromkeys(("read", "redeliveries", "stale", "lanes_lost", "rebuilds"), 0)
+        self._counts = dict.fromkeys(("read", "redeliveries", "stale", "lanes_lost"), 0)
 
     # Handing out
 
@@ -107,7 +108,7 @@ class KafkaProducer(SharedStreamProducer):
         session.join()
         self._poller = self._spawn(self._poll())
         self._spawn(self._commits.run())
-        self._spawn(self._watch())
+        self._spawn(self._health.run())
 
     def _new_session(self) -> Session:
         assert self._commits is not None
@@ -183,7 +184,7 @@ class KafkaProducer(SharedStreamProducer):
                 self._session.opened.set()
 
     def _find(self, lane: Hashable) -> Lane | None:
-        return self._lanes.get(lane) if isinstance(lane, TopicPartition) else None
+        return self._lanes.get(lane) if isinstance(lane, tuple) else None
 
     def _take_back(self, lane: Lane) -> None:
         """Read again later what waits to be handed out: here it would take the room of others."""
@@ -229,40 +230,23 @@ class KafkaProducer(SharedStreamProducer):
         self._counts["redeliveries"] += 1
         self._commits.notify()
 
-    async def _send_commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+    async def _send_commit(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
         assert self._session is not None
-        await self._session.commit(offsets)
+        return await self._session.commit(offsets)
 
     # Watching
 
-    async def _watch(self) -> None:
-        """Compare positions with ends now and then: for the lag, and to rebuild a consumer that is stuck."""
-        patience = self._config.watchdog_timeout
-        loop = asyncio.get_running_loop()
-        watchdog, answered = Watchdog(patience), loop.time()
-        while True:
-            await asyncio.sleep(patience / 6)
-            assert self._session is not None
-            stuck: list[TopicPartition] = []
-            try:
-                async with asyncio.timeout(patience / 2):
-                    self._ends = await self._session.ends()
-                answered = loop.time()
-                stuck = watchdog.look(answered, self._sights(answered))
-                self._trouble = f"{_names(stuck)}: there are messages, and none come" if stuck else None
-            except (KafkaError, TimeoutError) as error:
-                self._trouble = f"Kafka at {self._config.servers} does not answer: {error or type(error).__name__}"
-            if stuck or loop.time() - answered > patience:
-                log.error("group %s: %s; connecting anew", self._config.group_id, self._trouble)
-                if await self._rebuild():
-                    watchdog, answered = Watchdog(patience), loop.time()
-
-    def _sights(self, now: float) -> dict[TopicPartition, Sight]:
+    async def _read_ends(self) -> Mapping[TopicPartition, int]:
         assert self._session is not None
+        return await self._session.ends()
+
+    def _see(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, Sight]:
+        assert self._session is not None
+        now = asyncio.get_running_loop().time()
         seen = {}
         for lane in self._lanes:
             at = self._session.position_of(lane)
-            is_behind = at is None or at < self._ends.get(lane.key, 0)
+            is_behind = at is None or at < ends.get(lane.key, 0)
             seen[lane.key] = Sight(lane.delivered, is_behind and lane.is_open(now) and not self._is_full)
         return seen
 
@@ -279,30 +263,35 @@ class KafkaProducer(SharedStreamProducer):
             return False
         self._poller.cancel()
         old, self._session = self._session, session
+        self._positions_gone += old.positions_gone
         await self._commits.forbid(0.0)
-        self._lanes_changed(self._lanes.assign((), unbroken=False))
-        self._commits.notify()
+        self._lose_all()
         await old.stop(STOP_SECONDS)
         session.join()
         self._poller = self._spawn(self._poll())
-        self._counts["rebuilds"] += 1
         return True
+
+    def _lose_all(self) -> None:
+        self._lanes_changed(self._lanes.assign((), unbroken=False))
+        if self._commits is not None:
+            self._commits.notify()
 
     def stats(self) -> dict[str, Any]:
         """What to measure, as it is now; from any thread. Counts are since the start; `trouble` is a sentence, or None; for each
         partition, `positions` has what is settled and `lag` what is behind that, up to a sixth of `watchdog_timeout` ago."""
-        placed = {f"{lane.key.topic}/{lane.key.partition}": lane for lane in self._lanes if lane.position is not None}
-        ends = {name: self._ends[lane.key] for name, lane in placed.items() if lane.key in self._ends}
+        placed = {lane.key: lane for lane in self._lanes if lane.position is not None}
+        ends = self._health.ends
         return {
             **self._counts,
+            "rebuilds": self._health.rebuilds,
             "commits": self._commits.sent if self._commits else 0,
             "commits_failed": self._commits.failed if self._commits else 0,
             "dead_letters": self._dead_letters.count if self._dead_letters else 0,
-            "positions_gone": self._positions_gone + (self._session.resets if self._session else 0),
-            "trouble": self._trouble,
+            "positions_gone": self._positions_gone + (self._session.positions_gone if self._session else 0),
+            "trouble": self._health.trouble,
             "is_rebalancing": self._is_rebalancing,
-            "positions": {name: lane.settled for name, lane in placed.items()},
-            "lag": {name: max(0, end - placed[name].settled) for name, end in ends.items()},
+            "positions": {lane.name: lane.settled for lane in placed.values()},
+            "lag": {lane.name: max(0, ends[key] - lane.settled) for key, lane in placed.items() if key in ends},
         }
 
     async def aclose(self) -> None:
@@ -312,10 +301,7 @@ class KafkaProducer(SharedStreamProducer):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        self._lose_all()  # whoever still waits for a commit waits in vain
         closing = [self._session.stop(STOP_SECONDS)] if self._session else []
         closing += [self._dead_letters.aclose()] if self._dead_letters else []
         await asyncio.gather(*closing)
-
-
-def _names(keys: Sequence[TopicPartition]) -> str:
-    return ", ".join(f"{key.topic}/{key.partition}" for key in keys)

@@ -2,27 +2,28 @@
 
 aiokafka is given as little to decide as possible. It commits nothing, resets nothing, and pauses nothing: its pauses are lost
 at a rebalance, so a poll names the partitions it wants instead, and what comes of any other is read again later. After a
-rebalance the partitions that stayed are sought to where they were; new ones start at the group's position, and when that is
-gone, or never was, what the config says is done and reported.
+rebalance the partitions that stayed are sought to where they were, and new ones are placed by `Positions`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition, errors
 from aiokafka.errors import KafkaError
 
-from headrace.errors import HeadraceError, SourceMisconfigured, SourceUnavailable
-from headrace_kafka.client import NOBODY, Membership, build_consumer, explain, same_instance_id, start, stop
+from headrace.errors import HeadraceError, SourceUnavailable
+from headrace_kafka.client import NOBODY, Membership, build_consumer, start, stop
 from headrace_kafka.commits import Commits
 from headrace_kafka.config import KafkaConfig
+from headrace_kafka.errors import explain, same_instance_id
 from headrace_kafka.lanes import Change, Lane, Lanes
 from headrace_kafka.message import Records
+from headrace_kafka.positions import Positions
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +48,12 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._failure: HeadraceError | None = None
         self._membership: Membership = NOBODY
         self._expelled_at: list[float] = []
-        self._gone: set[TopicPartition] = set()
+        self._replacing: set[Lane] = set()
+        self._positions = Positions(config, self._consumer, lanes, started=self._started, changed=self._tell)
         self._is_stopped = False
         self.is_rebalancing = True
         self.opened = asyncio.Event()
         """Set it when a lane may be read again."""
-        self.resets = 0
-        """How often a position was not in its partition any more."""
 
     # Start and stop
 
@@ -131,7 +131,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             for key, offset in error.args[0].items():
                 self._replace_lost_position(key, offset)
         except errors.NoOffsetForPartitionError:
-            pass  # `_place` is about to give it one
+            pass  # it is about to be given one
         except errors.ConsumerStoppedError:
             pass
         except KafkaError as error:
@@ -168,12 +168,17 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     # Committing
 
-    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit for those of the partitions that are assigned: one that is not would keep aiokafka from sending any."""
-        if not self._consumer.membership.is_valid:
-            raise errors.CommitFailedError("this consumer is no member of its group now")
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        """Commit for those of the partitions that are assigned, and return these: aiokafka refuses all for one that is not.
+
+        Raises aiokafka's errors; `CommitFailedError` when this consumer is no member of its group.
+        """
         assigned = self._consumer.assignment()
-        await self._consumer.commit({key: offset for key, offset in offsets.items() if key in assigned})
+        ours = {key: offset for key, offset in offsets.items() if key in assigned}
+        if not ours or not self._consumer.membership.is_valid:
+            raise errors.CommitFailedError("this consumer is no member of its group now")
+        await self._consumer.commit(ours)
+        return ours
 
     # Rebalances: aiokafka awaits these two between losing an assignment and using the next
 
@@ -200,12 +205,11 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         membership = self._consumer.membership
         change = self._lanes.assign(assigned, unbroken=membership.follows(self._membership))
         self._membership = membership
-        self._gone &= set(assigned)
         for lane in change.kept:
             self.seek(lane)
         unplaced = [lane for lane in self._lanes if lane.position is None]
         if unplaced:
-            self._spawn(self._place(unplaced))
+            self._spawn(self._positions.place(unplaced))
         self.is_rebalancing = False
         self._commits.allow()
         self._tell(change)
@@ -228,74 +232,27 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     # Where a partition starts
 
-    async def _place(self, lanes: Sequence[Lane]) -> None:
-        """Start lanes at the group's positions. A later assignment cancels it, and places what is left."""
-        committed = await asyncio.gather(*(self._consumer.committed(lane.key) for lane in lanes))
-        without = [lane for lane, offset in zip(lanes, committed, strict=True) if offset is None]
-        for lane, offset in zip(lanes, committed, strict=True):
-            if offset is not None:
-                self._start_lane(lane, offset, offset)
-        if not without:
-            return
-        if self._config.auto_offset_reset == "none":
-            names = ", ".join(f"{lane.key.topic}/{lane.key.partition}" for lane in without)
-            raise SourceMisconfigured(
-                f"group {self._config.group_id!r} has no position in {names}, and auto_offset_reset is none"
-            )
-        starts = await self._edge([lane.key for lane in without], self._config.auto_offset_reset)
-        for lane in without:
-            self._start_lane(lane, starts[lane.key], None)
-
-    def _start_lane(self, lane: Lane, position: int, committed: int | None) -> None:
-        if lane.is_alive and lane.position is None:
-            lane.place(position, committed)
-            self.seek(lane)
-            self._commits.request()
-
-    async def _edge(self, keys: list[TopicPartition], which: str) -> dict[TopicPartition, int]:
-        offsets = self._consumer.beginning_offsets if which == "earliest" else self._consumer.end_offsets
-        return await offsets(keys)  # type: ignore[no-any-return]
+    def _started(self, lane: Lane) -> None:
+        self.seek(lane)
+        self._commits.request()
 
     def _replace_lost_position(self, key: TopicPartition, offset: int) -> None:
         lane = self._lanes.get(key)
-        if lane is None or key in self._gone:
+        if lane is None or lane in self._replacing:
             return
         if lane.ahead != offset:  # it was past a transaction marker
             self.seek(lane)
             return
-        self._gone.add(key)
-        self._spawn(self._reset(lane, offset))
+        self._replacing.add(lane)
+        task = self._spawn(self._positions.replace(lane, offset))
+        task.add_done_callback(lambda _: self._replacing.discard(lane))
 
-    async def _reset(self, lane: Lane, offset: int) -> None:
-        """The position is outside of the partition: say what is missing, and go on or stop, as `on_offset_gone` says."""
-        key = lane.key
-        try:
-            first = (await self._consumer.beginning_offsets([key]))[key]
-            end = (await self._consumer.end_offsets([key]))[key]
-            if not lane.is_alive or lane.ahead != offset:
-                return
-            if offset < first:
-                what = f"{first - offset} messages before offset {first} are gone (retention)"
-            else:
-                what = f"the partition ends at {end}: the topic was made anew, or lost its end"
-            report = f"group {self._config.group_id!r} is at offset {offset} of {key.topic}/{key.partition}, but {what}"
-            self.resets += 1
-            if self._config.on_offset_gone == "fail":
-                raise SourceMisconfigured(f"{report}; set on_offset_gone to earliest or latest, or set the group's offset")
-            to = first if self._config.on_offset_gone == "earliest" else end
-            log.error("%s; going on at offset %d (on_offset_gone: %s)", report, to, self._config.on_offset_gone)
-            new = self._lanes.replace(lane)
-            new.place(to, None)
-            self.seek(new)
-            self._tell(Change(lost=(lane,), kept=(), new=(new,)))
-            self._commits.request()
-        finally:
-            self._gone.discard(key)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have it done until the next rebalance; what it raises is raised by the next poll."""
         task = asyncio.create_task(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -312,3 +269,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def position_of(self, lane: Lane) -> int | None:
         return self._consumer.position_of(lane.key)
+
+    @property
+    def positions_gone(self) -> int:
+        return self._positions.gone
