@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from headrace import UNORDERED, AdvanceItem, AdvanceOutcome, Capabilities, Message, SharedStreamProducer, SourceUnavailable
@@ -38,6 +38,11 @@ def capabilities(visibility_timeout: float) -> Capabilities:
 
 def lane_of(receipt: Receipt) -> Hashable:
     return UNORDERED if receipt.key is None else receipt.key
+
+
+def _in_hex(lanes: Iterable[Hashable]) -> list[str]:
+    """Lanes as `QueueFile` names them; `UNORDERED` has no name."""
+    return [lane.hex().upper() for lane in lanes if isinstance(lane, bytes)]
 
 
 def plan(batch: Sequence[AdvanceItem], delay: Callable[[int], float], now: float) -> Settlement:
@@ -78,11 +83,12 @@ class LocalProducer(SharedStreamProducer):
         self._heartbeat: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
 
         self._after = 0
         self._next_due: float | None = None
-        self._next_scan = 0.0
+        self._next_scan = 0.0  # by the monotonic clock; what is due is due by the file's, the calendar's
         self._version = 0
 
         self._all_paused = False
@@ -127,27 +133,24 @@ class LocalProducer(SharedStreamProducer):
             raise RuntimeError("a producer serves one poll: make another")
         self._handle = handle = Handle.get(self._config.path)
         self._owner = await handle.run(QueueFile.register, self._config.queue, self._config.visibility_timeout)
-        loop = asyncio.get_running_loop()
-
-        def published(queue: str) -> None:
-            if queue == self._config.queue:
-                with suppress(RuntimeError):  # our loop has ended without an aclose
-                    loop.call_soon_threadsafe(self._wake.set)
-
-        self._published = published
-        handle.listen(published)
+        self._loop = asyncio.get_running_loop()
+        handle.listen(self._published)
         self._heartbeat = asyncio.create_task(self._keep_lease(handle), name=f"headrace-local lease {self._owner}")
         return handle
+
+    def _published(self, queue: str) -> None:
+        """Called in the file's thread."""
+        if self._loop is not None and queue == self._config.queue:
+            with suppress(RuntimeError):  # our loop has ended without an aclose
+                self._loop.call_soon_threadsafe(self._wake.set)
 
     async def _claim(self, handle: Handle) -> Claim | None:
         if self._failure is not None:
             raise self._failure
         if self._all_paused:
             return None
-        now = time.time()
-        looks_at_all = now >= self._next_scan
-        if looks_at_all:
-            self._next_scan = now + FULL_SCAN_SECONDS
+        if time.monotonic() >= self._next_scan:
+            self._next_scan = time.monotonic() + FULL_SCAN_SECONDS
             self._after = 0
         held = self._paused | self._breaking
         self._receipt += 1
@@ -158,7 +161,7 @@ class LocalProducer(SharedStreamProducer):
             self._receipt,
             after=self._after,
             limit=self._config.batch_size,
-            held=[lane.hex().upper() for lane in held if isinstance(lane, bytes)],
+            held=_in_hex(held),
             unordered=UNORDERED not in held,
         )
         self._next_due = claim.next_due
@@ -168,21 +171,16 @@ class LocalProducer(SharedStreamProducer):
 
     async def _admit(self, handle: Handle, claim: Claim) -> Sequence[Event]:
         """Give back what was paused or broken while the claim was under way; the rest may be handed out."""
-        held = self._paused | self._breaking
-        if not (held or self._all_paused):
-            return claim.events
-        lanes = {lane_of(receipt) for _, receipt in claim.events}
-        if not self._all_paused:
-            lanes &= held
-        await handle.run(
-            QueueFile.give_back,
-            self._owner,
-            claim.events[0][1].receipt,
-            [lane.hex().upper() for lane in lanes if isinstance(lane, bytes)],
-            UNORDERED in lanes,
-        )
-        self._after = 0
-        return [event for event in claim.events if lane_of(event[1]) not in lanes]
+        events = claim.events
+        while (self._all_paused or self._paused or self._breaking) and (lanes := self._held_of(events)):
+            await handle.run(QueueFile.give_back, self._owner, claim.events[0][1].receipt, _in_hex(lanes), UNORDERED in lanes)
+            self._after = 0
+            events = [event for event in events if lane_of(event[1]) not in lanes]
+        return events
+
+    def _held_of(self, events: Sequence[Event]) -> set[Hashable]:
+        lanes = {lane_of(receipt) for _, receipt in events}
+        return lanes if self._all_paused else lanes & (self._paused | self._breaking)
 
     async def _idle(self) -> None:
         """Wait for a publication in this process, a change to the file by another, or a message that is due."""
@@ -196,8 +194,7 @@ class LocalProducer(SharedStreamProducer):
                     await self._wake.wait()
             if self._all_paused:
                 continue
-            now = time.time()
-            if now >= self._next_scan or (self._next_due is not None and now >= self._next_due):
+            if time.monotonic() >= self._next_scan or (self._next_due is not None and time.time() >= self._next_due):
                 return
             if self._config.path != IN_MEMORY:
                 version = await self._handle.run(QueueFile.version)
