@@ -3,6 +3,7 @@
 `EventBatch.collect` turns the pairs a producer yields into raws, payloads, lanes, ids and sizes. A column that would say the
 same of every event is None, so that a batch of one lane without ids costs two lists. A producer that is hosted in another
 thread collects there and yields ready batches; any other producer's pairs are collected by the stream's reader.
+`AdvanceBatch` is the way back: what became of the events, in columns too.
 """
 
 from __future__ import annotations
@@ -10,10 +11,50 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final, overload
 
-from headrace.streams.contract import SharedStreamProducer
+from headrace.streams.contract import AdvanceItem, AdvanceOutcome, SharedStreamProducer
 
 UNKNOWN_SIZE: Final = 1024
 """Bytes that an event counts for when nothing tells its size."""
+
+
+class AdvanceBatch(Sequence[AdvanceItem]):
+    """The items of one `advance` call, in columns: an `AdvanceItem` is built when somebody looks at it."""
+
+    __slots__ = ("outcomes", "payloads")
+
+    def __init__(self, payloads: list[Any], outcomes: list[AdvanceOutcome]) -> None:
+        self.payloads = payloads
+        self.outcomes = outcomes
+
+    @classmethod
+    def of(cls, items: Sequence[AdvanceItem]) -> AdvanceBatch:
+        """The same items in columns."""
+        if isinstance(items, AdvanceBatch):
+            return items
+        return cls([item.broker_payload for item in items], [item.outcome for item in items])
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def __iter__(self) -> Iterator[AdvanceItem]:
+        return map(AdvanceItem, self.payloads, self.outcomes)
+
+    @overload
+    def __getitem__(self, index: int) -> AdvanceItem: ...
+    @overload
+    def __getitem__(self, index: slice) -> AdvanceBatch: ...
+    def __getitem__(self, index: int | slice) -> AdvanceItem | AdvanceBatch:
+        if isinstance(index, slice):
+            return AdvanceBatch(self.payloads[index], self.outcomes[index])
+        return AdvanceItem(self.payloads[index], self.outcomes[index])
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # a list, in effect
+
+    def __repr__(self) -> str:
+        return f"AdvanceBatch({len(self)} items)"  # never the payloads
 
 
 class EventBatch(Sequence[tuple[Any, Any]]):
@@ -60,11 +101,8 @@ class EventBatch(Sequence[tuple[Any, Any]]):
         if isinstance(pairs, EventBatch):
             return pairs
         kind = type(producer)
-        if len(pairs) == 1:  # what `open_stream` gives
-            ((raw, payload),) = pairs
-            batch = cls([raw], [payload])
-        else:
-            batch = cls([raw for raw, _ in pairs], [payload for _, payload in pairs])
+        raws, payloads = zip(*pairs, strict=True)
+        batch = cls(list(raws), list(payloads))
         if kind.get_advance_lane is not SharedStreamProducer.get_advance_lane:
             batch._set_lanes(list(map(producer.get_advance_lane, batch.payloads)))
         if kind.get_event_id is not SharedStreamProducer.get_event_id:

@@ -196,39 +196,57 @@ class Cursor(AnyCursor):
             self.iterator.__setstate__(self.segment.count)  # type: ignore[attr-defined]
 
     def pull(self) -> Any:
+        segment = self.segment
         if not self.is_careful:  # so nothing was said of the event in hand, and it was the last of its segment
-            segment = self.segment
             self.in_hand = False
             self._go_through(segment, segment.count - 1)
-        else:
-            if self.failure is not None:
-                raise self.failure
-            if self.again and not self.is_void:
-                self.again = False
-                return self.raw_in_hand()
-            segment = self.segment
-            if not self.is_through:
-                index = self.index + 1
-                while index < segment.count and index in segment.void:
-                    index += 1
-                if index < segment.count:
-                    if segment.passed_by is not None:
-                        self.ledger.move(segment, self.passed(), index)
-                    return self._take(segment, index)
-                self.in_hand = False
-                self._go_through(segment, self.passed())
-            self.in_hand = self.is_void = self.again = False
-            self.raw = None
+        elif self.in_hand or self.failure is not None:
+            return self._pull_carefully()
+        following = segment.next
+        if following is None:
+            return NOTHING
+        if following.passed_by is not None or following.void:
+            return self._enter(following)
+        self.segment = following
+        self.is_through = self.is_careful = False
+        self.in_hand = True
+        self.attempt = 1
+        self.iterator = iterator = iter(following.raws)
+        return next(iterator)
+
+    def _pull_carefully(self) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        if self.again and not self.is_void:
+            self.again = False
+            return self.raw_in_hand()
+        segment = self.segment
+        if not self.is_through:
+            index = self._next_offered(segment, self.index + 1)
+            if index < segment.count:
+                if segment.passed_by is not None:
+                    self.ledger.move(segment, self.passed(), index)
+                return self._take(segment, index)
+            passed = self.passed()
+            self.in_hand = False
+            self._go_through(segment, passed)
+        self.in_hand = self.is_void = self.again = False
+        self.raw = None
         return self._enter(segment.next)
+
+    @staticmethod
+    def _next_offered(segment: Segment, index: int) -> int:
+        """The first event from `index` on that is not void."""
+        while index < segment.count and index in segment.void:
+            index += 1
+        return index
 
     def _enter(self, segment: Segment | None) -> Any:
         """Take the first event of the next segment that is not void; the cursor is through the one before."""
         while segment is not None:
             self.segment = segment
             self.is_through = False
-            index = 0
-            while index < segment.count and index in segment.void:
-                index += 1
+            index = self._next_offered(segment, 0)
             if index < segment.count:
                 if index and segment.passed_by is not None:
                     self.index = -1

@@ -14,11 +14,10 @@ of each cursor counted (`watch`). `segment.py` has the state, `cursor.py` the su
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from itertools import repeat
 from typing import Any
 
-from headrace.streams.batch import EventBatch
-from headrace.streams.contract import UNORDERED, AdvanceItem, AdvanceOutcome
+from headrace.streams.batch import AdvanceBatch, EventBatch
+from headrace.streams.contract import UNORDERED
 from headrace.streams.cursor import AnyCursor, Cursor, IndexedCursor, Write
 from headrace.streams.match import MatchIndex
 from headrace.streams.segment import Harvest, Lane, Run, Segment
@@ -263,9 +262,9 @@ class Ledger:
 
     def leave_segment(self, segment: Segment, passed: int) -> None:
         """A cursor that had passed `passed` events of the segment is through it."""
+        segment.remaining -= 1
         if segment.passed_by is not None:
             self.move(segment, passed, segment.count)
-        segment.remaining -= 1
         if not segment.remaining and segment is self._oldest:
             self._complete()
 
@@ -421,62 +420,55 @@ class Ledger:
     def _harvest_prefix(self, lane: Lane, harvest: Harvest) -> None:
         while lane.runs:
             run = lane.runs[0]
-            if lane.broken is None and not harvest.stale and not run.start and self._take_whole(run, harvest):
-                lane.runs.popleft()
-                continue
-            segment = run.segment
-            for index in run.left():
-                seq = segment.first + index
-                if not harvest.breaks:
-                    # void and not behind a failed event: came while the lane restarted, leaves in a call of its own
-                    stale = lane.broken is None and index in segment.void
-                    if stale != harvest.stale and harvest.items:
-                        return
-                    harvest.stale = stale
-                    if not stale and (seq >= self.watermark or index in segment.held):
-                        return
-                self._take(run, index, harvest)
-                if seq == lane.broken:
-                    lane.broken = None
-                    lane.restarting = harvest.breaks = True
+            if lane.broken is None and not run.segment.void and not harvest.stale:
+                self._take(run, run.resolved(self.watermark), harvest)
+                if run.left():
+                    return
+            elif not self._take_broken(lane, run, harvest):
+                return
             lane.runs.popleft()
+
+    def _take_broken(self, lane: Lane, run: Run, harvest: Harvest) -> bool:
+        """One by one, where the lane is broken or has void events; whether the whole run was taken."""
+        segment = run.segment
+        for index in run.left():
+            seq = segment.first + index
+            if not harvest.breaks:
+                # void and not behind a failed event: came while the lane restarted, leaves in a call of its own
+                stale = lane.broken is None and index in segment.void
+                if stale != harvest.stale and harvest.items:
+                    return False
+                harvest.stale = stale
+                if not stale and (seq >= self.watermark or index in segment.held):
+                    return False
+            self._take(run, 1, harvest)
+            if seq == lane.broken:
+                lane.broken = None
+                lane.restarting = harvest.breaks = True
+        return True
 
     def _harvest_resolved(self, lane: Lane, harvest: Harvest) -> None:
         for segment, index in lane.ready:
-            harvest.items.append(segment.take(index))
-            harvest.bytes += segment.bytes_of(index, index + 1)
+            segment.take([index], harvest)
         lane.ready.clear()
         while lane.runs:
             run = lane.runs[0]
-            if not run.start and self._take_whole(run, harvest):
-                lane.runs.popleft()
-                continue
-            for index in run.left():
+            self._take(run, run.resolved(self.watermark), harvest)
+            left = run.left()
+            if left:
+                index = left[0]
                 if run.segment.first + index >= self.watermark:
                     return
-                if index in run.segment.held:
-                    lane.stragglers.add((run.segment, index))
-                    run.start += 1
-                else:
-                    self._take(run, index, harvest)
-            lane.runs.popleft()
+                lane.stragglers.add((run.segment, index))
+                run.start += 1
+            else:
+                lane.runs.popleft()
 
-    def _take_whole(self, run: Run, harvest: Harvest) -> bool:
-        """The ordinary case, a whole segment without exceptions, at the price of one list operation."""
-        segment = run.segment
-        if segment.lane is None or not segment.is_plain or segment.first + segment.count > self.watermark:
-            return False
-        outcome = AdvanceOutcome(segment.size, 0)
-        harvest.items.extend(map(AdvanceItem, segment.payloads, repeat(outcome)))
-        harvest.bytes += segment.bytes_of(0, segment.count)
-        segment.raws = segment.payloads = []
-        segment.sizes = None
-        return True
-
-    def _take(self, run: Run, index: int, harvest: Harvest) -> None:
-        run.start += 1
-        harvest.items.append(run.segment.take(index))
-        harvest.bytes += run.segment.bytes_of(index, index + 1)
+    @staticmethod
+    def _take(run: Run, count: int, harvest: Harvest) -> None:
+        if count:
+            run.segment.take(run.indices[run.start : run.start + count], harvest)
+            run.start += count
 
     def settle(self, harvest: Harvest) -> None:
         """The `advance` call of this harvest returned: its events are no longer in flight."""
@@ -500,7 +492,7 @@ class Ledger:
         lane.bytes -= harvest.bytes
         self.in_flight -= count
         self.in_flight_bytes -= harvest.bytes
-        harvest.items = []
+        harvest.items = AdvanceBatch([], [])
         harvest.bytes = 0
 
     # -- time

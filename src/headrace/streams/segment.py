@@ -6,13 +6,14 @@ ordinary is not written down; only exceptions are, in sparse dicts by index.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
-from headrace.streams.batch import UNKNOWN_SIZE
-from headrace.streams.contract import UNORDERED, AdvanceItem, AdvanceOutcome, Rejection
+from headrace.streams.batch import UNKNOWN_SIZE, AdvanceBatch
+from headrace.streams.contract import UNORDERED, AdvanceOutcome, Rejection
 
 _NO_COUNTS: Final[Mapping[int, int]] = {}
 _NO_REJECTIONS: Final[Mapping[int, list[Rejection]]] = {}
@@ -80,11 +81,6 @@ class Segment:
         """Bytes of the events `start` to `stop`."""
         return UNKNOWN_SIZE * (stop - start) if self.sizes is None else sum(self.sizes[start:stop])
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing out of the ordinary was noted of any event."""
-        return not (self.held or self.failed or self.rejected or self.void or self.absent)
-
     def hold(self, index: int) -> None:
         """Count one more thing that the event waits for."""
         if self.held is _NO_COUNTS:
@@ -126,11 +122,24 @@ class Segment:
         rejections = tuple(self.rejected.get(index, ()))
         return AdvanceOutcome(self.size - failed - len(rejections), failed, len(rejections), rejections)
 
-    def take(self, index: int) -> AdvanceItem:
-        """The event's settlement; frees its raw event and payload."""
-        item = AdvanceItem(self.payloads[index], self.outcome(index))
-        self.raws[index] = self.payloads[index] = None
-        return item
+    def take(self, indices: Sequence[int], harvest: Harvest) -> None:
+        """Put the settlements of these events into the harvest, in order; frees their raw events and payloads."""
+        raws, payloads, sizes = self.raws, self.payloads, self.sizes
+        if isinstance(indices, range):
+            taken = slice(indices.start, indices.stop)
+            events = payloads[taken]
+            payloads[taken] = raws[taken] = [None] * len(indices)
+            harvest.bytes += self.bytes_of(indices.start, indices.stop)
+        else:
+            events = [payloads[index] for index in indices]
+            for index in indices:
+                payloads[index] = raws[index] = None
+            harvest.bytes += UNKNOWN_SIZE * len(indices) if sizes is None else sum(sizes[index] for index in indices)
+        harvest.items.payloads += events
+        if self.absent or self.failed or self.rejected or self.void:
+            harvest.items.outcomes += map(self.outcome, indices)
+        else:
+            harvest.items.outcomes += [AdvanceOutcome(self.size, 0)] * len(events)
 
 
 class Run:
@@ -145,6 +154,21 @@ class Run:
 
     def left(self) -> Sequence[int]:
         return self.indices[self.start :]
+
+    def resolved(self, watermark: int) -> int:
+        """How many of the events that are left everybody is past, and nothing holds, in a row."""
+        segment, left = self.segment, self.left()
+        held = segment.held
+        passed = watermark - segment.first
+        if passed < segment.count:
+            left = left[: bisect_left(left, passed)]
+        if not held or not left:
+            return len(left)
+        if left[0] in held:
+            return 0
+        if len(held) < len(left) and isinstance(left, range):
+            return min((index for index in held if index in left), default=left.stop) - left.start
+        return next((count for count, index in enumerate(left) if index in held), len(left))
 
 
 class Lane:
@@ -182,7 +206,7 @@ class Harvest:
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self.items: list[AdvanceItem] = []
+        self.items = AdvanceBatch([], [])
         self.bytes = 0
         self.breaks = False
         self.stale = False

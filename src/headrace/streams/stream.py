@@ -379,8 +379,8 @@ class Stream:
         if self._observer is not None:
             self._observer.on_read(self.key, count, self.ledger.in_flight_bytes - size_before)
         for cursor in self.ledger.cursors.values():
-            if cursor.waiter is not None:
-                wake(cursor)
+            if (waiter := cursor.waiter) is not None and not waiter.done():
+                waiter.set_result(None)
         for indexed in offered:
             wake(indexed)
         for key in lanes:

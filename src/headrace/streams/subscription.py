@@ -23,7 +23,7 @@ _driven: WeakKeyDictionary[asyncio.Task[Any], list[Subscription]] = WeakKeyDicti
 
 
 class Subscription(AsyncIterator[Any]):
-    """The raw events of one subscriber, in fan-out order. One task at a time may pull.
+    """The raw events of one subscriber, in fan-out order: by `async for`, or by `anext`. One task at a time may pull.
 
     `gated`: the broker waits for what is derived (ack mode), so an event may be rejected.
     """
@@ -38,9 +38,18 @@ class Subscription(AsyncIterator[Any]):
         self._driver: Callable[[], asyncio.Task[Any] | None] = lambda: None
         self._note_driver()
 
-    def __aiter__(self) -> Subscription:
+    def __aiter__(self) -> AsyncIterator[Any]:
         self._note_driver()
-        return self
+        return self._drain()
+
+    async def _drain(self) -> AsyncIterator[Any]:
+        """What `async for` runs: an async generator costs a third less than a coroutine for each event. A pull that is cancelled
+        in it ends it, as it ends the loop; the subscription lives on."""
+        while True:
+            for raw in self._iterator:
+                yield raw
+            raw = None  # while it waits it keeps no event alive
+            yield await self.__anext__()
 
     async def __anext__(self) -> Any:
         for raw in self._iterator:
