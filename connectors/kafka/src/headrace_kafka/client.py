@@ -7,7 +7,8 @@ generation), a partition's position without waiting for one, and why a broker co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, errors
@@ -15,11 +16,15 @@ from aiokafka.conn import create_conn
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.errors import KafkaError
+from aiokafka.structs import RecordMetadata
 
+from headrace.connector import Message
 from headrace.errors import HeadraceError, SourceMisconfigured, SourceUnavailable
 from headrace_kafka.config import KafkaConfig
 from headrace_kafka.errors import explain
 from headrace_kafka.security import security_options
+
+Header = tuple[str, bytes | None]
 
 _ASSIGNORS: Final = {"roundrobin": RoundRobinPartitionAssignor, "range": RangePartitionAssignor}
 
@@ -112,6 +117,19 @@ async def start_producer(config: KafkaConfig) -> AIOKafkaProducer:
     )
     await start(producer, config)
     return producer
+
+
+async def send(
+    producer: AIOKafkaProducer, topic: str, message: Message, headers: Sequence[Header]
+) -> asyncio.Future[RecordMetadata]:
+    """Hand a message's value and key to a started producer; the future says that the broker has it. Raises aiokafka's errors."""
+    if message.value is not None or message.key is not None:
+        return await producer.send(topic, message.value, key=message.key, headers=headers)  # type: ignore[no-any-return]
+    batch = producer.create_batch()  # `AIOKafkaProducer.send` refuses a record of two nulls, which Kafka allows
+    batch.append(key=None, value=None, timestamp=None, headers=headers)
+    batch.close()
+    partition = random.choice(sorted(await producer.partitions_for(topic)))
+    return await producer.send_batch(batch, topic, partition=partition)  # type: ignore[no-any-return]
 
 
 async def start(client: AIOKafkaConsumer | AIOKafkaProducer, config: KafkaConfig) -> None:

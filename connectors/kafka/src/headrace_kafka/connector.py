@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaError
 from headrace.connector import Connector, Message
 from headrace.errors import SourceMisconfigured, SourceUnavailable
 from headrace.streams.contract import SharedStreamProducer
-from headrace_kafka.client import start_producer, stop
+from headrace_kafka.client import send, start_producer, stop
 from headrace_kafka.config import KafkaConfig
 from headrace_kafka.errors import explain
 from headrace_kafka.producer import CAPABILITIES, KafkaProducer
@@ -38,10 +38,7 @@ class KafkaConnector(Connector):
         producer = await start_producer(config)
         try:
             async with asyncio.timeout(config.request_timeout):
-                futures = [
-                    await producer.send(topic, message.value, key=message.key, headers=list(message.headers))
-                    for message in messages
-                ]
+                futures = [await send(producer, topic, message, list(message.headers)) for message in messages]
                 await asyncio.gather(*futures)
         except TimeoutError:
             raise SourceUnavailable(f"topic {topic!r} did not acknowledge within {config.request_timeout:g} s") from None

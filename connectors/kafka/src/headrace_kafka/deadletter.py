@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -18,12 +17,10 @@ from aiokafka.errors import KafkaError
 
 from headrace.errors import HeadraceError, SourceUnavailable
 from headrace.streams.contract import AdvanceOutcome
-from headrace_kafka.client import stop
+from headrace_kafka.client import Header, send, stop
 from headrace_kafka.message import KafkaMessage
 
 log = logging.getLogger(__name__)
-
-Header = tuple[str, bytes | None]
 
 STOP_SECONDS: Final = 3.0
 """How long disconnecting may take."""
@@ -108,22 +105,13 @@ class DeadLetters:
         try:
             producer = await self._started()
             try:
-                await (await self._produce(producer, message, headers))
+                await (await send(producer, self.topic, message, headers))
             except KafkaError:
                 self._discard(producer)
                 raise
             self._remember(message.id)
         finally:
             del self._sending[message.id]
-
-    async def _produce(self, producer: AIOKafkaProducer, message: KafkaMessage, headers: list[Header]) -> asyncio.Future[Any]:
-        if message.value is not None or message.key is not None:
-            return await producer.send(self.topic, message.value, key=message.key, headers=headers)  # type: ignore[no-any-return]
-        batch = producer.create_batch()  # `send` refuses a record of two nulls, which Kafka allows
-        batch.append(key=None, value=None, timestamp=None, headers=headers)
-        batch.close()
-        partition = random.choice(sorted(await producer.partitions_for(self.topic)))
-        return await producer.send_batch(batch, self.topic, partition=partition)  # type: ignore[no-any-return]
 
     async def _started(self) -> AIOKafkaProducer:
         async with self._starting:
