@@ -2,7 +2,8 @@
 
 Every part of Headrace logs through structlog or the standard library; both come out here the same way, as one line each.
 Payloads and secrets are in no event we log; where `log_payloads` is off, a key that would hold one is dropped all the same,
-as a second fence. What structlog's context variables hold (the trigger and the event of a delivery) is on every line.
+as a second fence. Every line of a delivery has its trigger, and its message or event: from the run that it is logged in, or
+from structlog's context variables.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any, Final, Literal, TextIO
 import orjson
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
+
+from headrace.runner.identity import current_identity
 
 PAYLOAD_KEYS: Final = frozenset({"payload", "payloads", "raw", "raw_event", "value", "body", "kwargs", "data"})
 """Keys of a log line that hold what users' messages hold."""
@@ -29,6 +32,7 @@ def configure_logs(
     as_json = format == "json" or (format == "auto" and not stream.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        _add_identity,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.PositionalArgumentsFormatter(),
@@ -58,6 +62,12 @@ def configure_logs(
     root.setLevel(level)
     for chatty in ("aiokafka", "asyncio", "alembic", "uvicorn.access", "uvicorn.error", "aiosqlite", "sqlalchemy"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
+
+
+def _add_identity(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    for key, value in current_identity().items():
+        event.setdefault(key, value)
+    return event
 
 
 def _drop_payloads(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from headrace.errors import AckTimeout, SubscriberOverflow
@@ -58,6 +58,11 @@ class FilterRun(Run):
         self._delivery: Delivery | None = None
         self._lost: asyncio.Future[Exception]
         self._late: EventInHand | None = None
+
+    def identity(self) -> Mapping[str, str]:
+        hand = self._place.event_in_hand()
+        message = {"message": hand.event_id} if hand is not None and hand.event_id is not None else {}
+        return {**super().identity(), "stream": self.source.name, **message}
 
     async def _run(self) -> None:
         while True:

@@ -6,11 +6,12 @@ import asyncio
 import enum
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from headrace.errors import SourceMisconfigured, StoreError
 from headrace.runner.backoff import Backoff
+from headrace.runner.identity import ask_identity
 from headrace.runner.observer import Observer
 from headrace.runner.specs import TriggerSpec
 from headrace.runner.thread import contained
@@ -86,7 +87,12 @@ class Run(ABC):
     def start(self) -> None:
         self.task = asyncio.get_running_loop().create_task(self._run_for_ever(), name=f"run:{self.trigger_id}")
 
+    def identity(self) -> Mapping[str, str]:
+        """What its log lines are about."""
+        return {"trigger": self.trigger_id}
+
     async def _run_for_ever(self) -> None:
+        ask_identity.set(self.identity)  # for this task, and for those of the trigger's code that it starts
         while True:
             try:
                 await self._run()

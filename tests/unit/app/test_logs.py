@@ -1,5 +1,6 @@
 """What a log line looks like, and what is never in it."""
 
+import contextvars
 import io
 import json
 import logging
@@ -9,6 +10,7 @@ import pytest
 import structlog
 
 from headrace.app.logs import configure_logs
+from headrace.runner.identity import ask_identity
 
 
 @pytest.fixture
@@ -57,6 +59,25 @@ def test_the_identity_of_a_delivery_is_on_every_line(lines: io.StringIO) -> None
     logging.getLogger("headrace.y").info("outside")
     inside, outside = map(json.loads, lines.getvalue().splitlines())
     assert (inside["trigger"], inside["event_id"]) == ("audit", "audit:1:0")
+    assert "trigger" not in outside
+
+
+def test_what_a_trigger_logs_has_its_trigger_and_message(lines: io.StringIO) -> None:
+    """The run that its code belongs to is asked when the line is written."""
+    configure_logs(stream=lines)
+    in_hand = {"trigger": "audit", "message": "1"}
+
+    def filter_code() -> None:
+        ask_identity.set(lambda: in_hand)
+        logging.getLogger("shop").info("first")
+        in_hand["message"] = "2"
+        structlog.stdlib.get_logger("shop").info("second", trigger="said itself")
+
+    contextvars.copy_context().run(filter_code)
+    logging.getLogger("shop").info("outside")
+    first, second, outside = map(json.loads, lines.getvalue().splitlines())
+    assert (first["trigger"], first["message"]) == ("audit", "1")
+    assert (second["trigger"], second["message"]) == ("said itself", "2")
     assert "trigger" not in outside
 
 
