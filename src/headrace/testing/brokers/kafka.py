@@ -52,6 +52,8 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
     "background.threads": "2",
 }
 
+_LISTENERS = ("listeners", "advertised.listeners", "listener.security.protocol.map")
+
 
 class Kafka(Server):
     """An Apache Kafka. `address` is `host:port`, a bootstrap server. Topics are not made by themselves: `create_topic`."""
@@ -71,7 +73,7 @@ class Kafka(Server):
     def in_docker(cls, settings: Mapping[str, str]) -> Self:
         port = free_port()
         node = node_properties(listen="0.0.0.0", port=9092, outside=port, controller=9093, data="/var/lib/kafka/data")
-        properties = {**node, **DEFAULT_SETTINGS, **settings}
+        properties = _all_properties(node, settings)
         environment = {f"KAFKA_{key.upper().replace('.', '_')}": value for key, value in properties.items()}
         container = Container(cls.image, port=9092, host_port=port, environment=environment)
         return cls._started(container, port)
@@ -101,7 +103,7 @@ class Kafka(Server):
         node = node_properties(listen="127.0.0.1", port=port, outside=port, controller=free_port(), data=data)
         try:
             shutil.copytree(kafka.format(), data)
-            (process.folder / "server.properties").write_text(as_properties({**node, **DEFAULT_SETTINGS, **settings}))
+            (process.folder / "server.properties").write_text(as_properties(_all_properties(node, settings)))
         except BaseException:
             process.close()
             raise
@@ -158,3 +160,9 @@ class Kafka(Server):
         from confluent_kafka.admin import AdminClient
 
         return AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+
+
+def _all_properties(node: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    """Listeners in `settings` come beside the node's own; anything else replaces what there is."""
+    beside = {name: f"{node[name]},{settings[name]}" for name in _LISTENERS if name in settings}
+    return {**node, **DEFAULT_SETTINGS, **settings, **beside}
