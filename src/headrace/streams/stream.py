@@ -142,6 +142,7 @@ class Stream:
         self._over = asyncio.Event()
         self._changed = asyncio.Event()
         self._is_reader_waiting = False
+        self._has_turned = True
         self._complete_by: float | None = None
         self._paused: set[Lane] = set()
         self._is_paused = False
@@ -346,6 +347,8 @@ class Stream:
     async def _fan_out(self, batch: EventBatch) -> None:
         """Hand a batch to the cohort, in as many parts as the bounds ask for."""
         while not self._over.is_set():
+            if not self._has_turned:  # the source did not suspend: let the subscribers drain what they have
+                await asyncio.sleep(0)
             if self._complete_by is not None:
                 await self._await_absent()
             room = self._room(batch)
@@ -366,8 +369,6 @@ class Stream:
             self._publish(part)
             for subscriber in overflowed:
                 self._fail(subscriber, self._overflow(subscriber))
-            await asyncio.sleep(0)  # the subscribers drain it now
-            self.ledger.watch()
             if not batch:
                 return
 
@@ -385,6 +386,13 @@ class Stream:
             wake(indexed)
         for key in lanes:
             self._regulate(self.ledger.lanes[key])
+        self._has_turned = False
+        self._loop.call_soon(self._after_turn)
+
+    def _after_turn(self) -> None:
+        """Everybody who could drain the last batch has; who has not is watched from now on."""
+        self._has_turned = True
+        self.ledger.watch()
 
     async def _await_absent(self) -> None:
         """While an expected subscriber is absent, hold the events back for it, up to the grace."""
