@@ -16,6 +16,9 @@ export UV_NO_PROGRESS := 1
 # The system's certificates where it has any: a company's proxy may bring its own.
 export UV_SYSTEM_CERTS ?= $(if $(wildcard /etc/ssl/certs/ca-certificates.crt),1,0)
 
+# Tests start many processes: let each find what the one before it compiled.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Prints the path of a Python that will do. A `python3` on PATH may be an old one, or a shim with nothing behind it.
 FIND_PYTHON = for candidate in $${PYTHON:-$$(type -ap python3 python3.14 python3.13 python3.12 python3.11)}; do \
 	"$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11) or print(sys.executable))' 2>/dev/null \
@@ -63,7 +66,7 @@ $(UV):
 # Two steps: where every hash is checked, nothing may be editable. The constraints hold the editables' build tools too.
 $(VENV): constraints.txt $(PROJECTS) | $(UV)
 	@.venv/bin/python -c '' 2>/dev/null || { python=$$($(FIND_PYTHON)) && $(UV) venv --quiet --clear --python "$$python" .venv; }
-	@$(UV) pip install --quiet --python .venv/bin/python --require-hashes -r constraints.txt
+	@$(UV) pip install --quiet --compile-bytecode --python .venv/bin/python --require-hashes -r constraints.txt
 	@$(UV) pip install --quiet --python .venv/bin/python --no-deps --build-constraints constraints.txt \
 		-e . $(CONNECTORS:%=-e connectors/%)
 	@touch $@
@@ -71,7 +74,7 @@ $(VENV): constraints.txt $(PROJECTS) | $(UV)
 # Airflow's own manager, which the differential test and the benchmarks run beside ours.
 $(AIRFLOW): tests/airflow-constraints.txt | $(UV)
 	@python=$$($(FIND_PYTHON)) && $(UV) venv --quiet --clear --python "$$python" .cache/airflow
-	@$(UV) pip install --quiet --python .cache/airflow/bin/python --require-hashes -r $<
+	@$(UV) pip install --quiet --compile-bytecode --python .cache/airflow/bin/python --require-hashes -r $<
 	@touch $@
 
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11

@@ -7,31 +7,36 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable
 
-_INTERVAL = 0.01
+
+def _pause(waited: float) -> float:
+    """Seconds until the next look: a tenth of what was waited, so that a long wait costs no processor and little time."""
+    return min(max(waited / 10, 0.005), 0.25)
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     """Return as soon as the condition is true. Raises `TimeoutError` that names it."""
-    deadline = time.monotonic() + seconds
+    started = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - started
+        if waited > seconds:
             raise TimeoutError(_unmet(condition, seconds))
-        time.sleep(_INTERVAL)
+        time.sleep(_pause(waited))
 
 
 async def eventually(condition: Callable[[], object | Awaitable[object]], seconds: float = 20.0) -> None:
     """As `wait_until`, while the loop goes on; the condition may be a coroutine function."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
+    started = loop.time()
     while True:
         held = condition()
         if inspect.isawaitable(held):
             held = await held
         if held:
             return
-        if loop.time() > deadline:
+        waited = loop.time() - started
+        if waited > seconds:
             raise TimeoutError(_unmet(condition, seconds))
-        await asyncio.sleep(_INTERVAL)
+        await asyncio.sleep(_pause(waited))
 
 
 def _unmet(condition: Callable[[], object], seconds: float) -> str:

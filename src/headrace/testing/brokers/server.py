@@ -6,11 +6,12 @@ container (`container.py`), or nobody (`Given`: it runs elsewhere, at an address
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import TracebackType
 from typing import ClassVar, Literal, Protocol, Self
+
+from headrace.testing.waiting import wait_until
 
 Kind = Literal["address", "docker", "local"]
 
@@ -170,11 +171,10 @@ class Server(ABC):
         self._wait_until_it_answers()
 
     def _wait_until_it_answers(self, seconds: float = START_SECONDS) -> None:
-        deadline = time.monotonic() + seconds
-        while not self.answers():
-            if not self._backend.is_running():
-                raise ServerFailed(f"{self.title} ended while it started:\n{self._backend.log()}")
-            if time.monotonic() > deadline:
-                where = f"at {self.public_address} after {seconds:.0f} s"
-                raise ServerFailed(f"{self.title} does not answer {where}:\n{self._backend.log()}")
-            time.sleep(0.05)
+        try:
+            wait_until(lambda: self.answers() or not self._backend.is_running(), seconds)
+        except TimeoutError as error:
+            where = f"at {self.public_address} after {seconds:.0f} s"
+            raise ServerFailed(f"{self.title} does not answer {where}:\n{self._backend.log()}") from error
+        if not self._backend.is_running():
+            raise ServerFailed(f"{self.title} ended while it started:\n{self._backend.log()}")
