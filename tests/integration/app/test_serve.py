@@ -16,11 +16,22 @@ import yaml
 from headrace.testing.waiting import eventually
 
 HANDLERS = """
-import pathlib, time
+import logging, pathlib, time
+from headrace import BaseEventTrigger
 
 def note(event):
     with open("handled", "a") as file:
         file.write(f"{event.trigger_id} {event.payload['value']['n']}\\n")
+
+class Noisy(BaseEventTrigger):
+    def serialize(self):
+        return ("shop.Noisy", {})
+
+    async def filter_shared_stream(self, shared_stream):
+        async for message in shared_stream:
+            logging.getLogger("shop").info("looked at %s", message.json()["n"], extra={"payload": "hidden"})
+            if False:
+                yield
 
 def hang(event):
     pathlib.Path("hanging").touch()
@@ -141,7 +152,8 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
 
 @pytest.mark.timeout(120)
 async def test_what_is_published_is_stored_and_dispatched_and_sigterm_drains(serve: Serve) -> None:
-    """From HTTP to the target; the metrics count it; SIGTERM ends it with 0; nothing comes twice after a restart."""
+    """From HTTP to the target; the metrics count it, log lines say whose they are; nothing comes twice after a restart."""
+    serve.config["triggers"]["noisy"] = {"stream": "orders", "class": "shop.Noisy", "target": {"log": {}}}
     await serve.ready()
     await serve.publish(*range(20))
     await eventually(lambda: len(serve.handled()) == 20, 30)
@@ -150,6 +162,9 @@ async def test_what_is_published_is_stored_and_dispatched_and_sigterm_drains(ser
     metrics = await serve.metrics()
     assert 'headrace_events_read_total{connector="local",stream="orders"} 20.0' in metrics
     assert "headrace_store_events_total 20.0" in metrics
+    (line,) = serve.lines("looked at 7")
+    assert (line["trigger"], line["stream"], line["logger"]) == ("noisy", "orders", "shop")
+    assert line["message"]
     assert 'headrace_triggers{class="headrace.triggers.pattern.PatternTrigger",phase="running"} 1.0' in metrics
     serve.signal(signal.SIGTERM)
     assert await serve.ended() == 0

@@ -92,7 +92,7 @@ class _Course:
         store = await Store.open(self._config.store.url)
         try:
             async with asyncio.TaskGroup() as group:
-                watching = group.create_task(self._watch(store))
+                watching = group.create_task(self._watch())
                 publishing = group.create_task(self._publish())
                 await self._half_way()
                 await self._kill_and_restart()
@@ -133,6 +133,7 @@ class _Course:
             f"SIGKILL, with {self._published:,} orders published and {len(self._receiver.ids):,} events dispatched"
         )
         self._sidecar.check()
+        await self._look()
         await self._sidecar.kill()
         self._killed.set()
         self._read_before_kill = self._read
@@ -140,13 +141,16 @@ class _Course:
         await self._sidecar.start()
         self._progress.say("headrace serve is ready again")
 
-    async def _watch(self, store: Store) -> None:
+    async def _watch(self) -> None:
         """Follow what was read, as the sidecar counts it, and what was dispatched."""
         while True:
-            if (read := await self._sidecar.events_read()) is not None:
-                self._read = max(self._read, self._read_before_kill + read)
+            await self._look()
             self._progress.reach("dispatched", len(self._receiver.ids))
             await asyncio.sleep(0.2)
+
+    async def _look(self) -> None:
+        if (read := await self._sidecar.events_read()) is not None:
+            self._read = max(self._read, self._read_before_kill + read)
 
     async def _finish(self, store: Store) -> None:
         """Wait until the webhook has all it must have and every malformed order is a dead letter, or nothing moves any more."""
