@@ -21,7 +21,7 @@ def options_table(schema: type[BaseModel]) -> str:
     """The options of a connector's `Config` as a Markdown table: name, default, what it does."""
     lines = ["| option | default | what it does |", "|---|---|---|"]
     for name, field in schema.model_fields.items():
-        description = (field.description or "").replace("|", "\\|")
+        description = " ".join((field.description or "").split()).replace("|", "\\|")
         lines.append(f"| `{field.alias or name}` | {_default(field)} | {description} |")
     return "\n".join(lines) + "\n"
 
