@@ -153,6 +153,7 @@ def test_an_answer_at_an_address_is_enough(kafka: Kafka, postgresql: PostgreSQL,
     there.close()
     assert postgresql.answers()
     same = Kafka.at_address(kafka.address, "HEADRACE_KAFKA")
+    assert same.description == f"Apache Kafka with metadata.version 30 (at {kafka.address})"
     assert same.partitions("never-made") == []
     with pytest.raises(ServerFailed, match="not ours"):
         same.stop()

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 from headrace.testing.brokers.container import Container
 from headrace.testing.brokers.kafka_installation import VERSION, Installation, as_properties, install, node_properties
+from headrace.testing.brokers.kafka_version import metadata_version
 from headrace.testing.brokers.process import LocalProcess, free_port
 from headrace.testing.brokers.server import Backend, Given, Server
 from headrace.testing.waiting import wait_until
@@ -65,8 +66,10 @@ class Kafka(Server):
 
     @classmethod
     def at_address(cls, address: str, variable: str) -> Self:
-        server = cls(Given(variable), address, "of a version that its protocol does not tell")
+        server = cls(Given(variable), address, "")
         server._wait_until_it_answers()
+        level = metadata_version(*server._first_broker())
+        server.version = "of an old kind" if level is None else f"with metadata.version {level}"
         return server
 
     @classmethod
@@ -120,9 +123,8 @@ class Kafka(Server):
         return server
 
     def answers(self) -> bool:
-        host, _, port = self.address.split(",")[0].rpartition(":")
         try:
-            socket.create_connection((host, int(port)), 1.0).close()  # cheaper than a client while there is nobody
+            socket.create_connection(self._first_broker(), 1.0).close()  # cheaper than a client while there is nobody
         except OSError:
             return False
         from confluent_kafka import KafkaException
@@ -155,6 +157,10 @@ class Kafka(Server):
         """The partitions of a topic that have a leader; none if it is not there."""
         found = self._admin().list_topics(timeout=20.0).topics.get(topic)
         return sorted(number for number, state in found.partitions.items() if state.leader >= 0) if found else []
+
+    def _first_broker(self) -> tuple[str, int]:
+        host, _, port = self.address.split(",")[0].rpartition(":")
+        return host, int(port)
 
     def _admin(self) -> Any:
         from confluent_kafka.admin import AdminClient
