@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ class Ended:
 
 
 class Bridge:
-    """A bounded queue of batches from one thread to one other. `wake_*` are called with the lock held: they must not block."""
+    """A bounded queue of batches from one thread to one other. `wake_*` are called in the thread that made the wait end."""
 
     def __init__(
         self, max_events: int, max_bytes: int, *, wake_taker: Callable[[], None], wake_putter: Callable[[], None]
@@ -53,85 +54,94 @@ class Bridge:
         """Events that wait, held ones included."""
         return self._events
 
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock; then wake whose wait has ended. Not with the lock held: waking gives the GIL away."""
+        with self._lock:
+            yield
+            wakes_taker = self._taker_waits and self._has_next()
+            if wakes_taker:
+                self._taker_waits = False
+            wakes_putter = self._putter_waits and not self._is_full()
+            if wakes_putter:
+                self._putter_waits = False
+        if wakes_taker:
+            self._wake_taker()
+        if wakes_putter:
+            self._wake_putter()
+
     # The producer's side.
 
     def put(self, batch: EventBatch) -> bool:
         """Add a batch. False: it is full now; wait to be woken before putting more."""
-        with self._lock:
+        with self._changing():
             self._events += len(batch)
             self._bytes += batch.byte_size
-            for lane in self._held if self._held else ():
+            for lane, held in self._held.items():
                 inside, batch = _part(batch, lane)
                 if inside:
-                    self._held[lane].append(inside)
+                    held.append(inside)
             if batch:
                 self._waiting.append(batch)
-                self._wake()
-            self._putter_waits = self._is_full()
-            return not self._putter_waits
+            self._putter_waits = is_full = self._is_full()
+        return not is_full
 
     def lose(self, lane: Hashable) -> None:
         """Drop what waits of a lane that was taken away, and say so before anything else. It is held no longer."""
-        with self._lock:
+        with self._changing():
             self._forget(self._take_out(lane))
             self._forget(self._held.pop(lane, []))
             self._lost.append(LaneLost(lane))
-            self._wake()
 
     def end(self, error: BaseException | None) -> None:
         """Say, after all that waits, that nothing more will come."""
-        with self._lock:
-            if self._ended is None:
-                self._ended = Ended(error)
-            self._wake()
+        with self._changing():
+            self._ended = self._ended or Ended(error)
 
     def hold(self, lane: Hashable) -> None:
         """Keep back what waits of the lane and what comes of it, until `release`."""
-        with self._lock:
+        with self._changing():
             self._held.setdefault(lane, []).extend(self._take_out(lane))
 
     def take_held(self, lane: Hashable) -> list[Any]:
         """Take out the payloads of what is kept back of a held lane; it stays held."""
-        with self._lock:
-            batches = self._held.get(lane)
-            if not batches:
-                return []
-            self._held[lane] = []
-            self._forget(batches)
-            return [payload for batch in batches for payload in batch.payloads]
+        with self._changing():
+            batches = self._held.get(lane, [])
+            if batches:
+                self._held[lane] = []
+                self._forget(batches)
+        return [payload for batch in batches for payload in batch.payloads]
 
     # The engine's side.
 
     def take(self) -> EventBatch | LaneLost | Ended | None:
         """The next in line. None: nothing is there now; wait to be woken."""
-        with self._lock:
+        with self._changing():
             if self._lost:
                 return self._lost.popleft()
-            if self._waiting and not self._paused:
-                batch = self._next_batch()
-                self._forget((batch,))
-                return batch
-            if self._ended is not None and not self._waiting:
+            if not self._has_next():
+                self._taker_waits = True
+                return None
+            if not self._waiting:
                 return self._ended
-            self._taker_waits = True
-            return None
+            batch = self._next_batch()
+            self._forget([batch])
+            return batch
 
     def release(self, lane: Hashable) -> None:
         """Let a held lane go on."""
-        with self._lock:
+        with self._changing():
             self._waiting.extend(self._held.pop(lane, ()))
-            self._wake()
 
     def pause(self) -> None:
         """Let no batch be taken."""
-        with self._lock:
+        with self._changing():
             self._paused = True
 
     def resume(self) -> None:
         """Undo `pause`."""
-        with self._lock:
+        with self._changing():
             self._paused = False
-            self._wake()
 
     # With the lock held.
 
@@ -155,21 +165,16 @@ class Bridge:
         self._waiting = kept
         return taken
 
-    def _forget(self, batches: list[EventBatch] | tuple[EventBatch, ...]) -> None:
+    def _forget(self, batches: list[EventBatch]) -> None:
         for batch in batches:
             self._events -= len(batch)
             self._bytes -= batch.byte_size
-        if self._putter_waits and not self._is_full():
-            self._putter_waits = False
-            self._wake_putter()
 
     def _is_full(self) -> bool:
         return self._events >= self._max_events or self._bytes >= self._max_bytes
 
-    def _wake(self) -> None:
-        if self._taker_waits:
-            self._taker_waits = False
-            self._wake_taker()
+    def _has_next(self) -> bool:
+        return bool(self._lost or (not self._paused if self._waiting else self._ended))
 
 
 def _part(batch: EventBatch, lane: Hashable) -> tuple[EventBatch, EventBatch]:

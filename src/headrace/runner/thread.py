@@ -11,6 +11,7 @@ import logging
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future as ThreadFuture
 from typing import Any, Final, TypeVar
@@ -23,12 +24,40 @@ CANCEL_GRACE: Final = 1.0
 log = logging.getLogger(__name__)
 
 
+class Post:
+    """Calls into a loop from other threads, in order: one wake of the loop for all that are posted before it looks."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._is_woken = False
+
+    def put(self, function: Callable[..., object], *args: Any) -> None:
+        """Have it called on the loop. Does nothing once the loop is closed: nobody is left to be told."""
+        self._calls.append((function, args))
+        if not self._is_woken:
+            self._is_woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._take)
+            except RuntimeError:
+                if not self._loop.is_closed():
+                    raise
+
+    def _take(self) -> None:
+        self._is_woken = False  # first: what is posted from here on wakes again, or is taken below
+        while self._calls:
+            function, args = self._calls.popleft()
+            self._loop.call_soon(function, *args)
+
+
 class LoopThread:
     """Runs from its construction until `stop`. Every method but `call` may be used from any thread."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.loop = asyncio.new_event_loop()
+        self._post = Post(self.loop)
+        self._answers: Post | None = None
         self._asked_to_stop = asyncio.Event()
         self._ended: ThreadFuture[None] = ThreadFuture()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -46,7 +75,7 @@ class LoopThread:
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Have it called there, after what was asked for before. Does nothing once the loop is closed."""
-        call_threadsafe(self.loop, function, *args)
+        self._post.put(function, *args)
 
     def run_blocking(self, function: Callable[[], T], timeout: float) -> T:
         """Run a synchronous function there and block until it returned. Raises what it raises, `TimeoutError` after `timeout`."""
@@ -62,39 +91,42 @@ class LoopThread:
         return done.result(timeout)
 
     async def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Await `function()` there, in a task of its own. Raises what it raises.
+        """Await `function()` there, in a task of its own. Raises what it raises. Always called from the same loop.
 
         When the caller is cancelled, that task is cancelled and waited for up to `CANCEL_GRACE` seconds.
         """
+        if self._ended.done():
+            raise RuntimeError(f"{self.name} has ended")
         caller = asyncio.get_running_loop()
+        answers = self._answers = self._answers or Post(caller)
         outcome: asyncio.Future[T] = caller.create_future()
+        ended: asyncio.Future[None] = caller.create_future()
         running: list[asyncio.Task[T]] = []
 
         def start() -> None:
             task = self.loop.create_task(contained(function), name=self.name)
             running.append(task)
-            task.add_done_callback(lambda task: call_threadsafe(caller, settle, task))
+            task.add_done_callback(lambda task: answers.put(settle, task))
 
         def settle(task: asyncio.Task[T]) -> None:
-            if task.cancelled():
-                outcome.set_exception(RuntimeError(f"a call into {self.name} was cancelled there"))
-            elif (error := task.exception()) is not None:
+            error = None if task.cancelled() else task.exception()
+            ended.set_result(None)
+            if outcome.done():  # its caller was cancelled meanwhile
+                return
+            if error is not None:
                 outcome.set_exception(error)
+            elif task.cancelled():
+                outcome.set_exception(RuntimeError(f"a call into {self.name} was cancelled there"))
             else:
                 outcome.set_result(task.result())
 
-        if self._ended.done() or self.loop.is_closed():
-            raise RuntimeError(f"{self.name} has ended")
-        self.call_soon(start)
+        self._post.put(start)
         try:
-            await asyncio.wait((outcome,))
+            return await outcome
         except asyncio.CancelledError:
-            self.call_soon(lambda: [task.cancel() for task in running])
-            await asyncio.wait((outcome,), timeout=CANCEL_GRACE)
-            if outcome.done():
-                outcome.exception()  # seen: the caller gets its cancellation instead
+            self._post.put(lambda: [task.cancel() for task in running])
+            await asyncio.wait((ended,), timeout=CANCEL_GRACE)
             raise
-        return outcome.result()
 
     def request_stop(self) -> None:
         """Have its tasks cancelled and the thread end, without waiting for it."""
