@@ -101,8 +101,12 @@ class EventBatch(Sequence[tuple[Any, Any]]):
         if isinstance(pairs, EventBatch):
             return pairs
         kind = type(producer)
-        raws, payloads = zip(*pairs, strict=True)
-        batch = cls(list(raws), list(payloads))
+        if len(pairs) == 1:  # what `open_stream` gives
+            raw, payload = pairs[0]
+            batch = cls([raw], [payload])
+        else:
+            raws, payloads = zip(*pairs, strict=True)
+            batch = cls(list(raws), list(payloads))
         if kind.get_advance_lane is not SharedStreamProducer.get_advance_lane:
             batch._set_lanes(list(map(producer.get_advance_lane, batch.payloads)))
         if kind.get_event_id is not SharedStreamProducer.get_event_id:

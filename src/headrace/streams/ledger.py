@@ -14,13 +14,16 @@ of each cursor counted (`watch`). `segment.py` has the state, `cursor.py` the su
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from headrace.streams.batch import AdvanceBatch, EventBatch
 from headrace.streams.contract import UNORDERED
 from headrace.streams.cursor import AnyCursor, Cursor, IndexedCursor, Write
 from headrace.streams.match import MatchIndex
 from headrace.streams.segment import Harvest, Lane, Run, Segment
+
+IDLE_LANES: Final = 64
+"""Lanes that are kept though they are empty, so that a lane is not made anew for each batch."""
 
 
 class Ledger:
@@ -102,12 +105,13 @@ class Ledger:
     def _remove(self, cursor: AnyCursor) -> list[tuple[Segment, int]]:
         cursor.is_active = False
         self.made_room(cursor)
+        unpulled = cursor.detach()  # while it is still counted among the cursors of a watched segment
         if isinstance(cursor, IndexedCursor):
             del self.indexed[cursor.id]
             self.index.remove(cursor)
         else:
             del self.cursors[cursor.id]
-        return cursor.detach()
+        return unpulled
 
     @property
     def cohort_size(self) -> int:
@@ -172,7 +176,7 @@ class Ledger:
         count = segment.count
         self.next_seq += count
         self.in_flight += count
-        self.in_flight_bytes += segment.bytes_of(0, count)
+        self.in_flight_bytes += segment.bytes_of(range(count))
         self._assign_lanes(segment, batch)
         self._tail.next = segment
         self._tail = segment
@@ -186,7 +190,7 @@ class Ledger:
     def _assign_lanes(self, segment: Segment, batch: EventBatch) -> None:
         if batch.lanes is None:
             segment.lane = lane = self._lane(batch.lane)
-            self._append(lane, segment, range(segment.count), segment.bytes_of(0, segment.count))
+            self._append(lane, segment, range(segment.count))
             return
         by_key: dict[Hashable, list[int]] = {}
         for index, key in enumerate(batch.lanes):
@@ -194,7 +198,7 @@ class Ledger:
         lanes = {key: self._lane(key) for key in by_key}
         segment.lanes = [lanes[key] for key in batch.lanes]
         for key, indices in by_key.items():
-            self._append(lanes[key], segment, indices, sum(segment.bytes_of(index, index + 1) for index in indices))
+            self._append(lanes[key], segment, indices)
 
     def _lane(self, key: Hashable) -> Lane:
         lane = self.lanes.get(key)
@@ -202,10 +206,10 @@ class Ledger:
             lane = self.lanes[key] = Lane(key, ordered=self._ordered)
         return lane
 
-    def _append(self, lane: Lane, segment: Segment, indices: Sequence[int], size: int) -> None:
+    def _append(self, lane: Lane, segment: Segment, indices: Sequence[int]) -> None:
         lane.runs.append(Run(segment, indices))
         lane.events += len(indices)
-        lane.bytes += size
+        lane.bytes += segment.bytes_of(indices)
         if not lane.is_ordered:
             return
         if lane.broken is not None or lane.restarting:
@@ -396,7 +400,7 @@ class Ledger:
         lost += [*lane.stragglers, *lane.ready]
         self._void(lost)
         for segment, index in lost:
-            self.in_flight_bytes -= segment.bytes_of(index, index + 1)
+            self.in_flight_bytes -= segment.bytes_of((index,))
             segment.raws[index] = segment.payloads[index] = None
         self.in_flight -= len(lost)
         lane.runs.clear()
@@ -421,8 +425,7 @@ class Ledger:
         while lane.runs:
             run = lane.runs[0]
             if lane.broken is None and not run.segment.void and not harvest.stale:
-                self._take(run, run.resolved(self.watermark), harvest)
-                if run.left():
+                if not self._take_resolved(run, harvest):
                     return
             elif not self._take_broken(lane, run, harvest):
                 return
@@ -453,16 +456,23 @@ class Ledger:
         lane.ready.clear()
         while lane.runs:
             run = lane.runs[0]
-            self._take(run, run.resolved(self.watermark), harvest)
-            left = run.left()
-            if left:
-                index = left[0]
-                if run.segment.first + index >= self.watermark:
-                    return
-                lane.stragglers.add((run.segment, index))
-                run.start += 1
-            else:
+            if self._take_resolved(run, harvest):
                 lane.runs.popleft()
+                continue
+            index = run.indices[run.start]
+            if run.segment.first + index >= self.watermark:
+                return
+            lane.stragglers.add((run.segment, index))
+            run.start += 1
+
+    def _take_resolved(self, run: Run, harvest: Harvest) -> bool:
+        """Take the resolved events at the head of the run; whether that was all of it."""
+        segment = run.segment
+        if segment.first + segment.count <= self.watermark and not segment.held and not run.start and segment.lanes is None:
+            segment.take_all(harvest)
+            return True
+        self._take(run, run.resolved(self.watermark), harvest)
+        return run.start == len(run.indices)
 
     @staticmethod
     def _take(run: Run, count: int, harvest: Harvest) -> None:
@@ -481,7 +491,8 @@ class Ledger:
         self._settled(lane, harvest)
         if not lane.is_lost:
             if not lane.events:
-                self.lanes.pop(lane.key, None)
+                if len(self.lanes) > IDLE_LANES:
+                    self.lanes.pop(lane.key, None)
             elif lane.runs or lane.ready:
                 self.news[lane] = None
         self._on_news()

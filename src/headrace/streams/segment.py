@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -77,9 +77,14 @@ class Segment:
             return self.lanes[start:stop]
         return (self.lane,) if self.lane is not None and start < stop else ()
 
-    def bytes_of(self, start: int, stop: int) -> int:
-        """Bytes of the events `start` to `stop`."""
-        return UNKNOWN_SIZE * (stop - start) if self.sizes is None else sum(self.sizes[start:stop])
+    def bytes_of(self, indices: Sequence[int]) -> int:
+        """Bytes of these events."""
+        sizes = self.sizes
+        if sizes is None:
+            return UNKNOWN_SIZE * len(indices)
+        if isinstance(indices, range):
+            return sum(sizes[indices.start : indices.stop])
+        return sum(map(sizes.__getitem__, indices))
 
     def hold(self, index: int) -> None:
         """Count one more thing that the event waits for."""
@@ -124,22 +129,31 @@ class Segment:
 
     def take(self, indices: Sequence[int], harvest: Harvest) -> None:
         """Put the settlements of these events into the harvest, in order; frees their raw events and payloads."""
-        raws, payloads, sizes = self.raws, self.payloads, self.sizes
+        raws, payloads = self.raws, self.payloads
         if isinstance(indices, range):
             taken = slice(indices.start, indices.stop)
-            events = payloads[taken]
+            harvest.items.payloads += payloads[taken]
             payloads[taken] = raws[taken] = [None] * len(indices)
-            harvest.bytes += self.bytes_of(indices.start, indices.stop)
         else:
-            events = [payloads[index] for index in indices]
+            harvest.items.payloads += [payloads[index] for index in indices]
             for index in indices:
                 payloads[index] = raws[index] = None
-            harvest.bytes += UNKNOWN_SIZE * len(indices) if sizes is None else sum(sizes[index] for index in indices)
-        harvest.items.payloads += events
+        harvest.bytes += self.bytes_of(indices)
+        harvest.items.outcomes += self._outcomes(indices)
+
+    def take_all(self, harvest: Harvest) -> None:
+        """As `take`, for a segment that everybody is through."""
+        indices = range(self.count)
+        harvest.bytes += self.bytes_of(indices)
+        harvest.items.payloads += self.payloads
+        harvest.items.outcomes += self._outcomes(indices)
+        self.raws = self.payloads = []
+        self.sizes = None
+
+    def _outcomes(self, indices: Sequence[int]) -> Iterable[AdvanceOutcome]:
         if self.absent or self.failed or self.rejected or self.void:
-            harvest.items.outcomes += map(self.outcome, indices)
-        else:
-            harvest.items.outcomes += [AdvanceOutcome(self.size, 0)] * len(events)
+            return map(self.outcome, indices)
+        return [AdvanceOutcome(self.size, 0)] * len(indices)
 
 
 class Run:

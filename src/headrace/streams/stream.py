@@ -365,12 +365,12 @@ class Stream:
                 admitted = 1  # the event that did not fit fails for who had no room
             if admitted < len(part):
                 part = part[:admitted]
-            batch = batch[admitted:] if admitted < len(batch) else batch[:0]
             self._publish(part)
             for subscriber in overflowed:
                 self._fail(subscriber, self._overflow(subscriber))
-            if not batch:
+            if admitted == len(batch):
                 return
+            batch = batch[admitted:]
 
     def _publish(self, batch: EventBatch) -> None:
         size_before = self.ledger.in_flight_bytes
