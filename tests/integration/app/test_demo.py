@@ -18,7 +18,7 @@ async def test_x3_the_demo_loses_and_doubles_nothing() -> None:
     output, _ = await process.communicate()
     text = output.decode()
     assert process.returncode == 0, text
-    assert "SIGKILL, with 300 orders published" in text
+    assert "SIGKILL, with 330 orders published" in text
     rows = {line.split()[0]: line.split()[1] for line in text.splitlines() if len(line.split()) > 1}
     assert (rows["published"], rows["lost"], rows["doubled"]) == ("600", "0", "0")
     assert rows["derived"] == rows["stored"] == rows["dispatched"]

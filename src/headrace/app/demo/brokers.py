@@ -17,8 +17,8 @@ PARTITIONS = 4
 @asynccontextmanager
 async def local_queue(folder: Path) -> AsyncIterator[dict[str, Any]]:
     """A queue in a file of its own; yields the stream's config."""
-    path = str(folder / "orders.db")
-    yield {"connector": "local", "path": path, "queue": "orders", "visibility_timeout": 2.0}
+    stream = {"connector": "local", "path": str(folder / "orders.db"), "queue": "orders"}
+    yield stream | {"visibility_timeout": 2.0}  # so soon is what the killed one had handed out again
 
 
 @asynccontextmanager
@@ -38,7 +38,8 @@ async def kafka_topic(bootstrap_servers: str) -> AsyncIterator[dict[str, Any]]:
         raise SourceUnavailable(f"Kafka does not answer at {bootstrap_servers}: {error}") from error
     try:
         await client.create_topics([admin.NewTopic(name, num_partitions=PARTITIONS, replication_factor=1)])
-        yield {"connector": "kafka", "bootstrap_servers": bootstrap_servers, "topics": [name], "group_id": name}
+        stream = {"connector": "kafka", "bootstrap_servers": bootstrap_servers, "topics": [name], "group_id": name}
+        yield stream | {"session_timeout": 6.0, "heartbeat_interval": 2.0}  # so soon is the killed one's place given away
         await client.delete_topics([name])
     finally:
         await client.close()

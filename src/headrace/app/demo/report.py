@@ -122,23 +122,19 @@ class Report:
             table.add_row(name, f"[{style}]{value:,}[/]" if isinstance(value, int) else value, note)
 
         row("published", self.published, "orders, to one stream that three triggers watch")
-        row("read", self.read, "at least; with what the broker handed out again after the kill")
-        row("derived", self.expected, "events there must be, computed from the orders alone")
-        row("stored", self.stored)
-        row(
-            "dispatched",
-            self.dispatched,
-            f"distinct events at the webhook, in {self.requests:,} requests, {self.repeats:,} of them repeats",
-        )
+        row("read", self.read, "at least: with those handed out again after the kill")
+        row("derived", self.expected, "events there must be, by the orders alone")
+        row("stored", self.stored, "events in the store")
+        row("dispatched", self.dispatched, f"events at the webhook, and {self.repeats:,} repeats it knew by their id")
         row("rejected", self.rejected, f"to the dead letters, of {self.expected_rejected:,} malformed orders")
-        row("lost", self.lost, "not stored, not handled, or not among the dead letters", bad if self.lost else good)
+        row("lost", self.lost, "not stored, not handled, or no dead letter", bad if self.lost else good)
         row("doubled", self.doubled, "stored or handled under more than one id", bad if self.doubled else good)
         if self.unexpected:
             row("unexpected", self.unexpected, "there is no reason for these", bad)
         if self.exit_code:
             row("exit code", self.exit_code, "of headrace serve after SIGTERM", bad)
         row("p50", _duration(self.p50), "from published to stored")
-        row("p99", _duration(self.p99), "the kill and the restart are in it")
+        row("p99", _duration(self.p99), "the same, with the kill and the restart in it")
         return table
 
 

@@ -79,24 +79,30 @@ class _Course:
         self._sidecar = sidecar
         self._receiver = receiver
         self._expected = Expected()
+        self._orders = make_orders(settings.events, SEED, self._expected)
+        self._interval = 0.5 if settings.kafka else 0.1
+        """Seconds between two batches. Publishing to Kafka connects anew each time."""
         self._published = 0
-        self._killed = asyncio.Event()
         self._read_before_kill = 0
         self._read = 0
 
     async def run(self) -> Report:
-        progress, settings = self._progress, self._settings
-        progress.expect("published", settings.events)
+        events = self._settings.events
+        self._progress.expect("published", events)
         await self._sidecar.start()
-        progress.say("headrace serve is ready; publishing")
+        self._progress.say("headrace serve is ready; publishing")
         store = await Store.open(self._config.store.url)
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._watch())
-                publishing = group.create_task(self._publish())
-                await self._half_way()
-                await self._kill_and_restart()
-                await publishing
+                await self._publish(until=events // 2)
+                await self._be_busy()
+                await self._look()
+                await self._publish_batch()  # so that some are surely under way
+                await self._kill()
+                starting = group.create_task(self._start_again())
+                await self._publish(until=events)
+                await starting
                 await self._finish(store)
                 watching.cancel()
             exit_code = await self._sidecar.stop()
@@ -105,38 +111,36 @@ class _Course:
             await store.aclose()
         return Report.of(self._expected, stored, self._receiver, published=self._published, read=self._read, exit_code=exit_code)
 
-    async def _publish(self) -> None:
-        """Publish at the rate, ten batches a second (for Kafka two: each connects anew). Half-way it waits for the kill."""
-        stream = self._config.streams["orders"]
-        interval = 0.5 if self._settings.kafka else 0.1
-        orders = make_orders(self._settings.events, SEED, self._expected)
+    async def _publish(self, *, until: int) -> None:
+        """Publish at the rate until so many orders are published."""
         due = time.monotonic()
-        while batch := list(islice(orders, max(int(self._settings.rate * interval), 1))):
-            await stream.connector.publish(stream.connector_config, batch)
-            self._published += len(batch)
-            self._progress.reach("published", self._published)
-            self._progress.expect("dispatched", self._expected.events)
-            due += interval
-            if self._published >= self._settings.events // 2 and not self._killed.is_set():
-                await self._killed.wait()
-                due = time.monotonic()
+        while self._published < until:
+            await self._publish_batch()
+            due += self._interval
             await asyncio.sleep(max(due - time.monotonic(), 0))
 
-    async def _half_way(self) -> None:
-        """Wait until half of the orders are published and the dispatcher is in the midst of its work."""
-        while self._published < self._settings.events // 2 or len(self._receiver.ids) < self._expected.events // 4:
+    async def _publish_batch(self) -> None:
+        stream = self._config.streams["orders"]
+        batch = list(islice(self._orders, max(int(self._settings.rate * self._interval), 1)))
+        await stream.connector.publish(stream.connector_config, batch)
+        self._published += len(batch)
+        self._progress.reach("published", self._published)
+        self._progress.expect("dispatched", self._expected.events)
+
+    async def _be_busy(self) -> None:
+        """Wait until the dispatcher is in the midst of its work."""
+        while len(self._receiver.ids) < self._expected.events // 2:
             self._sidecar.check()
             await asyncio.sleep(0.02)
 
-    async def _kill_and_restart(self) -> None:
-        self._progress.say(
-            f"SIGKILL, with {self._published:,} orders published and {len(self._receiver.ids):,} events dispatched"
-        )
+    async def _kill(self) -> None:
+        dispatched = len(self._receiver.ids)
+        self._progress.say(f"SIGKILL, with {self._published:,} orders published and {dispatched:,} events dispatched")
         self._sidecar.check()
-        await self._look()
         await self._sidecar.kill()
-        self._killed.set()
         self._read_before_kill = self._read
+
+    async def _start_again(self) -> None:
         self._progress.say("starting it again; publishing goes on")
         await self._sidecar.start()
         self._progress.say("headrace serve is ready again")
