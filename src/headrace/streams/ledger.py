@@ -45,6 +45,8 @@ class Ledger:
         """Bytes of their raw events and payloads, and of derived events that are not stored."""
         self.full: set[AnyCursor] = set()
         """Whom the reader waits for."""
+        self.restarted: set[Hashable] = set()
+        """Ordered lanes that started over since the batch was read that is being published: in it they are of the old run."""
         self.next_seq = 0
         self.watermark = 0
         self.store_away = 0.0
@@ -212,8 +214,10 @@ class Ledger:
         lane.bytes += segment.bytes_of(indices)
         if not lane.is_ordered:
             return
-        if lane.broken is not None or lane.restarting:
+        if lane.broken is not None or lane.restarting or lane.key in self.restarted:
             self._void([(segment, index) for index in indices])
+            self.news[lane] = None
+            self._on_news()
         elif segment.absent or not segment.size:
             self._break(lane, segment.first + indices[0])
 
@@ -488,6 +492,7 @@ class Ledger:
                 return
         elif harvest.breaks:
             lane.restarting = False
+            self.restarted.add(lane.key)
         self._settled(lane, harvest)
         if not lane.is_lost:
             if not lane.events:

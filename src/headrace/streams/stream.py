@@ -339,6 +339,7 @@ class Stream:
                     if lane is not None:
                         self._paused.discard(lane)
                 elif batch:
+                    self.ledger.restarted.clear()
                     await self._fan_out(EventBatch.collect(producer, batch))
         finally:
             if (aclose := getattr(batches, "aclose", None)) is not None:

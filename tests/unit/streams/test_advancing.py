@@ -371,6 +371,24 @@ async def test_r15_an_event_of_the_old_run_that_comes_during_the_call_leaves_in_
 
 
 @in_virtual_time
+async def test_r15_the_rest_of_a_split_batch_is_of_the_old_run() -> None:
+    """R15, R17: what the reader still holds of a batch when its lane starts over is not offered, and leaves as failed."""
+    manager, source = SharedStreamManager(max_in_flight=2), Source(ordered=True)
+    watching = Filter(manager, source, "a", lambda event: event)
+    source.feed(1, 2, 3, 4, lane="x")
+    await turns()
+    write = watching.writes[1]
+    assert write is not None
+    manager.persist_failed([write])
+    await turns(60)
+    source.feed(1, 2, lane="x")
+    await turns(60)
+    assert watching.seen == [1, 2, 1, 2]
+    assert source.counts == dict.fromkeys([1, 2, 3, 4], (0, 1, 0))
+    await manager.stop_all()
+
+
+@in_virtual_time
 async def test_r15_an_unordered_producers_lane_does_not_break() -> None:
     """R15: without the capability, and in UNORDERED, a failed event concerns itself alone."""
     manager, source = SharedStreamManager(), Source(ordered=False)
