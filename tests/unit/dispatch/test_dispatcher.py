@@ -113,6 +113,22 @@ async def test_a_wake_during_a_claim_is_not_lost(store: Any, fake_target: Any) -
 
 
 @in_virtual_time
+async def test_a_claim_that_is_not_full_is_followed_by_another(store: Any, fake_target: Any) -> None:
+    """The store hands out large events a few at a time: the rest is asked for at once, not at the next poll."""
+    claim = store.claim
+
+    async def one_at_a_time(owner: str, limit: int, *args: Any, **options: Any) -> list[Any]:
+        found: list[Any] = await claim(owner, 1, *args, **options)
+        return found
+
+    store.claim = one_at_a_time
+    store.add(20)
+    async with running(store, {"eu-orders": fake_target()}, config=DispatchConfig(poll_interval=60)):
+        await store.settled()
+        assert now() < 1
+
+
+@in_virtual_time
 async def test_calls_are_bounded_by_target_and_in_all(store: Any, fake_target: Any) -> None:
     """No more calls of a target than its `max_concurrency`, and beyond each trigger's first no more than the shared number."""
 
@@ -493,6 +509,34 @@ async def test_stop_gives_back_a_claim_that_was_under_way(store: Any, fake_targe
     await dispatcher.stop(10)
     assert target.calls == []
     assert [(row.state, row.attempts) for row in rows] == [("pending", 0)] * 3
+
+
+@in_virtual_time
+async def test_stop_gives_back_what_was_claimed_and_not_begun(store: Any, fake_target: Any, observer: Any) -> None:
+    """A stop between the claim's answer and the first step of its calls: nothing is sent, everything is given back."""
+    target = fake_target()
+    rows = store.add(3)
+    claim = store.claim
+    stops: list[asyncio.Task[None]] = []
+
+    async def stop_meanwhile(*args: Any, **options: Any) -> list[Any]:
+        found: list[Any] = await claim(*args, **options)
+        if not stops:
+            asyncio.get_running_loop().call_soon(
+                lambda: stops.append(asyncio.get_running_loop().create_task(dispatcher.stop(10, drain=False)))
+            )
+            await asyncio.sleep(0)
+            assert stops  # it runs its first step after this, and before those of the calls
+        return found
+
+    store.claim = stop_meanwhile
+    dispatcher = Dispatcher(store, {"eu-orders": target}, observer=observer)
+    dispatcher.start()
+    await until(lambda: stops)
+    await stops[0]
+    assert target.calls == []
+    assert [(row.state, row.attempts) for row in rows] == [("pending", 0)] * 3
+    assert (observer.given_back, dispatcher.status().calls) == (3, 0)
 
 
 @in_virtual_time
