@@ -84,6 +84,8 @@ def matches(pattern: Any, event: Any) -> bool:
         ({"wildcard": "a*"}, "a\nb", YES),
         ({"wildcard": "*ab*ab*"}, "xababx", YES),
         ({"wildcard": "*ab*ab*"}, "xabx", NO),
+        ({"wildcard": "*ab*b"}, "ab", NO),
+        ({"wildcard": "*ab*b"}, "abb", YES),
         ({"wildcard": "a.c"}, "abc", NO),
         ({"wildcard": "a\\*b"}, "a*b", YES),
         ({"wildcard": "a\\*b"}, "axb", NO),
