@@ -1,34 +1,34 @@
-"""From units to the documents of a group commit: all that can be done, and can fail, before the database is asked."""
+"""From units to the rows of a group commit: all that can be done, and can fail, before the database is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-
-import orjson
+from typing import Any
 
 from headrace.errors import Unstorable
 from headrace.store import encoding
 from headrace.store.identity import fold, message_key
 from headrace.store.model import DeadLetter, Unit
 from headrace.store.sealing import Sealer, pack_message
-from headrace.store.sql import Group
+from headrace.store.sql import EventRow, Group, UnitRow
 
 Key = tuple[str, str]
 """Trigger id and message key: what a unit is unique by."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EncodedUnit:
-    """A unit as JSON objects, which a group only has to join."""
+    """A unit as rows, which a group only has to join."""
 
     unit: Unit
     key: Key
-    row: bytes
-    events: tuple[bytes, ...]
-    dead_letter: bytes | None
+    row: UnitRow
+    events: list[EventRow]
+    dead_letter: Mapping[str, Any] | None
     size: int
-    """Bytes of it all."""
+    """Bytes of its content."""
 
     @property
     def rows(self) -> int:
@@ -38,41 +38,49 @@ class EncodedUnit:
 
 def encode_unit(unit: Unit, sealer: Sealer, max_payload_bytes: int) -> EncodedUnit:
     """Encode it. Raises `Unstorable`, which says what of it cannot be stored."""
-    if "\0" in unit.trigger_id:
-        raise Unstorable("the trigger's id has a NUL character")
-    key = unit.trigger_id, message_key(unit)
-    identity = {"t": key[0], "m": key[1]}
-    try:
-        row = orjson.dumps({**identity, "s": _text(unit.stream), "l": _text(unit.lane), "p": unit.published_at})
-        events = tuple(
-            orjson.dumps({**identity, "i": index, "k": _key(event.dedupe_key), "d": payload, "z": len(payload)})
-            for index, event in enumerate(unit.events if unit.dead is None else ())
-            for payload in (encoding.encode(event.payload, limit=max_payload_bytes, name=_name(unit, index)),)
-        )
-        dead_letter = None if unit.dead is None else orjson.dumps(identity | _dead_letter(unit.dead, sealer))
-    except TypeError as error:  # of orjson: not a payload, but what is around it
-        raise Unstorable(f"the unit's own fields cannot be stored: {error}") from None
-    size = len(row) + sum(map(len, events)) + len(dead_letter or b"")
-    return EncodedUnit(unit, key, row, events, dead_letter, size)
+    trigger_id = _trigger_id(unit.trigger_id)
+    message_id = message_key(unit)
+    row = trigger_id, message_id, _text(unit.stream), _text(unit.lane), _time(unit.published_at)
+    if unit.dead is not None:
+        dead_letter = {"t": trigger_id, "m": message_id, **_dead_letter(unit.dead, sealer)}
+        size = len(dead_letter["content"] or "") + len(dead_letter["traceback"] or "")
+        return EncodedUnit(unit, (trigger_id, message_id), row, [], dead_letter, size)
+    events: list[EventRow] = []
+    size = 0
+    for index, event in enumerate(unit.events):
+        name = "payload" if len(unit.events) == 1 else f"payload {index}"
+        payload = encoding.encode(event.payload, limit=max_payload_bytes, name=name)
+        events.append((trigger_id, message_id, index, _dedupe_key(event.dedupe_key), payload))
+        size += len(payload)
+    return EncodedUnit(unit, (trigger_id, message_id), row, events, None, size)
 
 
-def _name(unit: Unit, index: int) -> str:
-    return "payload" if len(unit.events) == 1 else f"payload {index}"
+def _trigger_id(trigger_id: str) -> str:
+    """A registered one passes."""
+    if not trigger_id.isprintable():
+        raise Unstorable("the trigger's id has characters that cannot be printed")
+    return trigger_id
 
 
 def _text(text: str | None) -> str | None:
     return None if text is None else encoding.clean(text, 1000)
 
 
-def _key(dedupe_key: str | None) -> str | None:
-    if dedupe_key is None:
+def _time(time: float | None) -> float | None:
+    if time is None or (isinstance(time, float | int) and math.isfinite(time)):
+        return time
+    raise Unstorable(f"published_at is {time!r}, and must be a number of seconds")
+
+
+def _dedupe_key(key: str | None) -> str | None:
+    if key is None:
         return None
-    if not isinstance(dedupe_key, str):
-        raise Unstorable(f"dedupe_key is of type {type(dedupe_key).__name__}, and must be a string")
-    return fold(dedupe_key)
+    if not isinstance(key, str):
+        raise Unstorable(f"dedupe_key is of type {type(key).__name__}, and must be a string")
+    return fold(key)
 
 
-def _dead_letter(dead: DeadLetter, sealer: Sealer) -> dict[str, object]:
+def _dead_letter(dead: DeadLetter, sealer: Sealer) -> dict[str, Any]:
     message = dead.message
     return {
         "cause": dead.cause,
@@ -91,16 +99,8 @@ def group_of(units: Sequence[EncodedUnit], attempted: Collection[Key]) -> Group:
     for unit in units:
         first.setdefault(unit.key, unit)
     return Group(
-        units=_array([unit.row for unit in first.values()]),
-        events=_array([event for unit in first.values() for event in unit.events]),
-        dead_letters=_array_or_none([unit.dead_letter for unit in first.values() if unit.dead_letter is not None]),
-        attempts=_array_or_none([orjson.dumps({"t": key[0], "m": key[1]}) for key in first if key in attempted]),
+        units=[unit.row for unit in first.values()],
+        events=[event for unit in first.values() for event in unit.events],
+        dead_letters=[unit.dead_letter for unit in first.values() if unit.dead_letter is not None],
+        attempts=[key for key in first if key in attempted] if attempted else [],
     )
-
-
-def _array(objects: Sequence[bytes]) -> str:
-    return (b"[" + b",".join(objects) + b"]").decode()
-
-
-def _array_or_none(objects: Sequence[bytes]) -> str | None:
-    return _array(objects) if objects else None

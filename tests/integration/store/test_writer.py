@@ -40,13 +40,18 @@ async def test_units_that_come_together_are_one_group_in_their_order(
 
 async def test_the_next_group_gathers_while_one_is_stored(store: Store, writing: Any, unit: MakeUnit) -> None:
     """No unit waits for a group to fill: the first goes alone, the rest with the next."""
-    writing.submit(unit("0", 0))
-    while store.database and not writing.groups:
-        writing.submit(unit(f"more {writing.writer.pending_units}", 1))
-        await asyncio.sleep(0)
-    await writing.writer.flush()
-    assert writing.groups[0].units < sum(report.units for report in writing.groups)
-    assert len(writing.groups) <= 3
+    began = asyncio.Event()
+    write = store.database.write
+
+    async def write_and_tell(job: Any) -> Any:
+        began.set()
+        return await write(job)
+
+    store.database.write = write_and_tell  # type: ignore[method-assign]
+    writing.submit(unit("first", 0))
+    await began.wait()
+    await writing.store(*(unit(str(n), n) for n in range(50)))
+    assert [report.units for report in writing.groups] == [1, 50]
 
 
 async def test_a_group_is_bounded_in_rows(store: Store, write_to: Any, unit: MakeUnit) -> None:

@@ -4,6 +4,6 @@ Many rows go in as one JSON document, a single parameter: the statements' texts 
 and no row costs a trip between Python and the driver.
 """
 
-from headrace.store.sql.base import Group, HotSql, Mark, Stored, Words
+from headrace.store.sql.base import EventRow, Group, HotSql, Mark, Stored, UnitRow, Words
 
-__all__ = ["Group", "HotSql", "Mark", "Stored", "Words"]
+__all__ = ["EventRow", "Group", "HotSql", "Mark", "Stored", "UnitRow", "Words"]

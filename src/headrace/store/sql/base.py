@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -19,19 +19,22 @@ EVENT_COLUMNS = (
 """Of an event `e` and its unit `u`, in the order `stored_event` takes."""
 
 
+UnitRow = tuple[str, str, str | None, str | None, float | None]
+"""Trigger id, message key, stream, lane, published at."""
+EventRow = tuple[str, str, int, str | None, str]
+"""Trigger id, message key, index, dedupe key, payload."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group commit: JSON arrays of objects. No unit is in it twice.
+    """A group commit, in the order of submission. No unit is in it twice."""
 
-    Units: t(rigger id), m(essage key), s(tream), l(ane), p(ublished at). Events: t, m, i(ndex), k (dedupe key), d(ata), z
-    (its size); in the order of submission. Dead letters: t, m, and the columns of their table. Attempts: the t and m of
-    filter attempts that are over. The last two are None when empty.
-    """
-
-    units: str
-    events: str
-    dead_letters: str | None
-    attempts: str | None
+    units: Sequence[UnitRow]
+    events: Sequence[EventRow]
+    dead_letters: Sequence[Mapping[str, Any]]
+    """`t` and `m` name the unit; the rest are columns of the table."""
+    attempts: Sequence[tuple[str, str]]
+    """Trigger ids and message keys whose filter attempts are over."""
 
 
 class Stored(NamedTuple):
@@ -93,14 +96,18 @@ class HotSql(Protocol):
         """Tell those who listen, when the transaction commits."""
 
 
-def marks_document(marks: Sequence[Mark]) -> str:
-    """The marks as a JSON array."""
-    return orjson.dumps(
+def as_json(rows: Sequence[Any]) -> str:
+    """A JSON array: a parameter that holds many rows."""
+    return orjson.dumps(rows).decode()
+
+
+def marks_as_json(marks: Sequence[Mark]) -> str:
+    return as_json(
         [
             {"id": mark.id, "token": mark.token, "outcome": mark.outcome, "delay": mark.delay, "answer": mark.answer}
             for mark in marks
         ]
-    ).decode()
+    )
 
 
 def stored_event(row: Sequence[Any]) -> StoredEvent:

@@ -4,6 +4,7 @@ locked, so replicas do not wait for each other in a circle."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -15,8 +16,9 @@ from headrace.store.sql.base import (
     Mark,
     Stored,
     Words,
+    as_json,
     by_priority,
-    marks_document,
+    marks_as_json,
     stored_event,
 )
 
@@ -31,18 +33,18 @@ _INSERT_GROUP = f"""
 WITH new_unit AS (
     INSERT INTO headrace_unit (trigger_id, message_id, stream, lane, published_at, batch, stored_at)
     SELECT t, m, s, l, p, 0, {_NOW}
-    FROM json_to_recordset(CAST($1 AS json)) AS row (t text, m text, s text, l text, p double precision) ORDER BY t, m
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::double precision[]) AS row (t, m, s, l, p) ORDER BY t, m
     ON CONFLICT (trigger_id, message_id) DO UPDATE SET
         generation = headrace_unit.generation + 1, forgotten = false, stored_at = excluded.stored_at,
         stream = excluded.stream, lane = excluded.lane, published_at = excluded.published_at
     WHERE headrace_unit.forgotten
     RETURNING id, trigger_id, message_id, generation, stored_at
 ), derived AS (
-    SELECT nextval(pg_get_serial_sequence('headrace_event', 'id')) AS id, t, m, i, k, d, z
-    FROM json_to_recordset(CAST($2 AS json)) AS row (t text, m text, i integer, k text, d text, z integer)
+    SELECT nextval(pg_get_serial_sequence('headrace_event', 'id')) AS id, t, m, i, k, d
+    FROM unnest($6::text[], $7::text[], $8::integer[], $9::text[], $10::text[]) AS row (t, m, i, k, d)
 ), new_event AS (
     INSERT INTO headrace_event (id, unit_id, trigger_id, generation, idx, dedupe_key, payload, size, stored_at)
-    SELECT derived.id, u.id, t, u.generation, i, k, d, z, u.stored_at
+    SELECT derived.id, u.id, t, u.generation, i, k, d, octet_length(d), u.stored_at
     FROM derived JOIN new_unit u ON u.trigger_id = t AND u.message_id = m ORDER BY t, k, derived.id
     ON CONFLICT DO NOTHING
     RETURNING id
@@ -50,11 +52,11 @@ WITH new_unit AS (
     INSERT INTO headrace_dead_letter
         (unit_id, trigger_id, cause, reason, traceback, attempts, source, size, content, stored_at)
     SELECT u.id, t, cause, reason, traceback, attempts, source, size, content, u.stored_at
-    FROM json_to_recordset(CAST($3 AS json)) AS row (t text, m text, cause text, reason text, traceback text,
+    FROM json_to_recordset(CAST($11 AS json)) AS row (t text, m text, cause text, reason text, traceback text,
         attempts integer, source text, size integer, content text)
     JOIN new_unit u ON u.trigger_id = t AND u.message_id = m
 ), over AS (
-    DELETE FROM headrace_filter_attempt f USING json_to_recordset(CAST($4 AS json)) AS row (t text, m text)
+    DELETE FROM headrace_filter_attempt f USING unnest($12::text[], $13::text[]) AS row (t, m)
     WHERE f.trigger_id = t AND f.message_id = m
 )
 SELECT (SELECT count(*) FROM new_unit), (SELECT count(*) FROM new_event),
@@ -118,9 +120,10 @@ class PostgresSql:
     )
 
     def insert_group(self, connection: Connection, group: Group) -> Stored:
-        parameters = (group.units, group.events, group.dead_letters or "[]", group.attempts or "[]")
-        units, events, _ = connection.exec_driver_sql(_INSERT_GROUP, parameters).one()
-        return Stored(units, events)
+        units, events, attempts = _columns(group.units, 5), _columns(group.events, 5), _columns(group.attempts, 2)
+        parameters = (*units, *events, as_json(group.dead_letters), *attempts)
+        new_units, new_events, _ = connection.exec_driver_sql(_INSERT_GROUP, parameters).one()
+        return Stored(new_units, new_events)
 
     def claim(
         self,
@@ -138,7 +141,12 @@ class PostgresSql:
         return sorted((stored_event(row) for row in rows), key=by_priority)
 
     def mark(self, connection: Connection, marks: Sequence[Mark]) -> set[int]:
-        return set(connection.exec_driver_sql(_MARK, (marks_document(marks),)).scalars())
+        return set(connection.exec_driver_sql(_MARK, (marks_as_json(marks),)).scalars())
 
     def notify(self, connection: Connection, topic: str) -> None:
         connection.exec_driver_sql("SELECT pg_notify($1, $2)", (CHANNEL, topic))
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> Sequence[Sequence[Any]]:
+    """Rows as the arrays that `unnest` takes."""
+    return list(zip(*rows, strict=True)) if rows else [[]] * width

@@ -14,12 +14,14 @@ from headrace.store.model import StoredEvent
 from headrace.store.schema import NOW
 from headrace.store.sql.base import (
     EVENT_COLUMNS,
+    EventRow,
     Group,
     Mark,
     Stored,
     Words,
+    as_json,
     by_priority,
-    marks_document,
+    marks_as_json,
     stored_event,
 )
 
@@ -28,16 +30,18 @@ _NOW = NOW["sqlite"]
 # `WHERE true` keeps SQLite from reading ON CONFLICT as a join's condition. A forgotten unit is stored anew, one generation on.
 _INSERT_UNITS = f"""
 INSERT INTO headrace_unit (trigger_id, message_id, stream, lane, published_at, batch, stored_at)
-SELECT value ->> 't', value ->> 'm', value ->> 's', value ->> 'l', value ->> 'p', ?1, {_NOW} FROM json_each(?2) WHERE true
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, ?1, {_NOW} FROM json_each(?2) WHERE true
 ON CONFLICT (trigger_id, message_id) DO UPDATE SET
     generation = generation + 1, forgotten = false, batch = excluded.batch, stored_at = excluded.stored_at,
     stream = excluded.stream, lane = excluded.lane, published_at = excluded.published_at
 WHERE forgotten
 """
+# The payloads come end to end as one blob: inside JSON they would be escaped here and parsed there.
 _INSERT_EVENTS = """
 INSERT INTO headrace_event (unit_id, trigger_id, generation, idx, dedupe_key, payload, size, stored_at)
-SELECT u.id, u.trigger_id, u.generation, value ->> 'i', value ->> 'k', value ->> 'd', value ->> 'z', u.stored_at
-FROM json_each(?2) JOIN headrace_unit u ON u.trigger_id = value ->> 't' AND u.message_id = value ->> 'm' AND u.batch = ?1
+SELECT u.id, u.trigger_id, u.generation, value ->> 2, value ->> 3,
+    CAST(substr(?3, value ->> 4, value ->> 5) AS text), value ->> 5, u.stored_at
+FROM json_each(?2) JOIN headrace_unit u ON u.trigger_id = value ->> 0 AND u.message_id = value ->> 1 AND u.batch = ?1
 WHERE true ON CONFLICT DO NOTHING
 """
 _INSERT_DEAD_LETTERS = """
@@ -49,7 +53,7 @@ FROM json_each(?2) JOIN headrace_unit u ON u.trigger_id = value ->> 't' AND u.me
 """
 _CLEAR_ATTEMPTS = """
 DELETE FROM headrace_filter_attempt
-WHERE (trigger_id, message_id) IN (SELECT value ->> 't', value ->> 'm' FROM json_each(?1))
+WHERE (trigger_id, message_id) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?1))
 """
 
 _PICK = """
@@ -102,12 +106,12 @@ class SqliteSql:
 
     def insert_group(self, connection: Connection, group: Group) -> Stored:
         batch = random.getrandbits(62)
-        units = connection.exec_driver_sql(_INSERT_UNITS, (batch, group.units)).rowcount
-        events = connection.exec_driver_sql(_INSERT_EVENTS, (batch, group.events)).rowcount if units else 0
-        if group.dead_letters is not None:
-            connection.exec_driver_sql(_INSERT_DEAD_LETTERS, (batch, group.dead_letters))
-        if group.attempts is not None:
-            connection.exec_driver_sql(_CLEAR_ATTEMPTS, (group.attempts,))
+        units = connection.exec_driver_sql(_INSERT_UNITS, (batch, as_json(group.units))).rowcount
+        events = connection.exec_driver_sql(_INSERT_EVENTS, (batch, *_events(group.events))).rowcount if units else 0
+        if group.dead_letters:
+            connection.exec_driver_sql(_INSERT_DEAD_LETTERS, (batch, as_json(group.dead_letters)))
+        if group.attempts:
+            connection.exec_driver_sql(_CLEAR_ATTEMPTS, (as_json(group.attempts),))
         return Stored(units, events)
 
     def claim(
@@ -120,15 +124,15 @@ class SqliteSql:
         max_bytes: int,
     ) -> list[StoredEvent]:
         pick = _PICK.format(now=_NOW, only="" if triggers is None else _ONLY)
-        parameters: tuple[Any, ...] = (limit,) if triggers is None else (limit, orjson.dumps(list(triggers)).decode())
+        parameters: tuple[Any, ...] = (limit,) if triggers is None else (limit, as_json(list(triggers)))
         picked = _json(connection, pick, *parameters)
         if not picked:
             return []
         totals = accumulate(size for _, size, _ in picked)
         picked = [pick for pick, total in zip(picked, totals, strict=True) if total - pick[1] < max_bytes]
         if expired := [event_id for event_id, _, is_expired in picked if is_expired]:
-            connection.exec_driver_sql(_EXPIRED, (orjson.dumps(expired).decode(),))
-        ids = orjson.dumps([event_id for event_id, _, _ in picked]).decode()
+            connection.exec_driver_sql(_EXPIRED, (as_json(expired),))
+        ids = as_json([event_id for event_id, _, _ in picked])
         connection.exec_driver_sql(_CLAIM, (owner, lease_seconds, ids))
         return sorted(map(stored_event, _json(connection, _CLAIMED, ids)), key=by_priority)
 
@@ -136,12 +140,21 @@ class SqliteSql:
         """Nobody can listen: other processes poll."""
 
     def mark(self, connection: Connection, marks: Sequence[Mark]) -> set[int]:
-        document = marks_document(marks)
+        document = marks_as_json(marks)
         held = set(_json(connection, _SELECT_HELD, document))
         if held:
             connection.exec_driver_sql(_INSERT_ATTEMPTS, (document,))
             connection.exec_driver_sql(_MARK, (document,))
         return held
+
+
+def _events(events: Sequence[EventRow]) -> tuple[str, bytes]:
+    """The rows with the place of their payloads, counted from 1, and the payloads."""
+    payloads = [payload.encode() for *_, payload in events]
+    sizes = list(map(len, payloads))
+    places = accumulate(sizes, initial=1)
+    rows = [(*event[:4], place, size) for event, place, size in zip(events, places, sizes, strict=False)]
+    return as_json(rows), b"".join(payloads)
 
 
 def _json(connection: Connection, statement: str, *parameters: Any) -> Any:
