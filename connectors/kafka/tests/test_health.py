@@ -35,7 +35,8 @@ class Patient:
         self.is_stuck = False
         self.delivered = 0
         self.tries = 0
-        self.health = Health("group g", 60.0, ends=self.ends, see=self.see, rebuild=self.rebuild)
+        self.joining = 0.0
+        self.health = Health("group g", 60.0, ends=self.ends, see=self.see, joining=lambda: self.joining, rebuild=self.rebuild)
 
     async def ends(self) -> Mapping[TopicPartition, int]:
         if self.is_away:
@@ -89,3 +90,13 @@ async def test_k22_a_broker_that_is_away_is_trouble_at_once() -> None:
         patient.is_away = False
         await asyncio.sleep(11)
         assert patient.health.trouble is None
+
+
+@in_virtual_time
+async def test_a_group_that_gives_no_partitions_is_trouble() -> None:
+    """A rebalance that does not end (a coordinator that cannot be had, say) is told; rebuilding would not help."""
+    async with Patient().watched() as patient:
+        patient.joining = 61.0
+        await asyncio.sleep(11)
+        assert patient.health.trouble == "group g has given this member no partitions for 61 s"
+        assert patient.tries == 0

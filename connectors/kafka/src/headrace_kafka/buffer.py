@@ -45,10 +45,9 @@ class Buffer:
 
     def drop(self, lane: Lane) -> None:
         """Drop what is of this lane."""
-        for batch in [batch for batch in self._batches if batch.run.lane is lane]:
-            self._batches.remove(batch)
-            self.events -= len(batch.messages)
-            self.bytes -= sum(batch.sizes)
+        self._batches = deque(batch for batch in self._batches if batch.run.lane is not lane)
+        self.events = sum(len(batch.messages) for batch in self._batches)
+        self.bytes = sum(sum(batch.sizes) for batch in self._batches)
 
     def lose(self, lanes: Iterable[Lane]) -> None:
         """These lanes are gone: drop what is of them, and say so before anything else."""

@@ -1,7 +1,7 @@
 """aiokafka's clients as this connector needs them, and what their errors mean to a user.
 
-The one module that looks behind aiokafka's public names, for three things they do not tell: the membership (member id and
-generation), a partition's position without waiting for one, and why a broker could not be reached.
+The one module that looks behind aiokafka's public names, for what they do not tell: the membership (member id and
+generation), a partition's position without waiting for one, topics that may not be used, and why a broker could not be reached.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, errors
 from aiokafka.conn import create_conn
+from aiokafka.consumer.fetcher import FetchError
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.errors import KafkaError
@@ -64,7 +65,12 @@ class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         return Membership(coordinator.member_id, coordinator.generation) if coordinator is not None else NOBODY
 
     def position_of(self, key: TopicPartition) -> int | None:
-        """The next offset that will be fetched; None where none is known yet, or the partition is not assigned."""
+        """The next offset that will be fetched; None where none is known yet, or the partition is not assigned.
+
+        None too while an error of the partition waits to be raised: of a message that is too large aiokafka moves on first.
+        """
+        if isinstance(self._fetcher._records.get(key), FetchError):
+            return None
         subscription = self._subscription.subscription
         assignment = subscription.assignment if subscription is not None else None
         state = assignment.state_value(key) if assignment is not None else None

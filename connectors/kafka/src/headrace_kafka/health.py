@@ -46,8 +46,8 @@ class Watchdog:
 class Health:
     """Looks at the ends every sixth of `patience` seconds. `run` is its task.
 
-    `ends` asks the broker, `see` compares what it said with the lanes, `rebuild` puts a new consumer in the old one's place and
-    says whether it could.
+    `ends` asks the broker, `see` compares what it said with the lanes, `joining` says for how many seconds the group has given no
+    partitions, `rebuild` puts a new consumer in the old one's place and says whether it could.
     """
 
     def __init__(
@@ -57,12 +57,14 @@ class Health:
         *,
         ends: Callable[[], Awaitable[Mapping[TopicPartition, int]]],
         see: Callable[[Mapping[TopicPartition, int]], Mapping[TopicPartition, Sight]],
+        joining: Callable[[], float],
         rebuild: Callable[[], Awaitable[bool]],
     ) -> None:
         self._name = name
         self._patience = patience
         self._read_ends = ends
         self._see = see
+        self._joining = joining
         self._rebuild = rebuild
         self.ends: Mapping[TopicPartition, int] = {}
         """Where each partition ended at the last look."""
@@ -87,6 +89,8 @@ class Health:
                 stuck = watchdog.look(answered, self._see(self.ends))
                 names = ", ".join(f"{key.topic}/{key.partition}" for key in stuck)
                 self.trouble = f"there are messages in {names}, and none come" if stuck else None
+                if not stuck and self._joining() > self._patience:
+                    self.trouble = f"{self._name} has given this member no partitions for {self._joining():.0f} s"
             if stuck or loop.time() - answered > self._patience:
                 log.error("%s: %s; connecting anew", self._name, self.trouble)
                 if await self._rebuild():

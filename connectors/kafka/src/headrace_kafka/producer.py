@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 CAPABILITIES: Final = Capabilities(ordered=True, parallel_advances=256, replayable=True)
 """`advance` mostly waits for a commit that all lanes share, so many may wait at once."""
 
-STOP_SECONDS: Final = 5.0
-"""How long leaving the group may take."""
+STOP_SECONDS: Final = 4.0
+"""How long leaving the group may take: less than a stream gives its producer to close."""
 
 
 class KafkaProducer(SharedStreamProducer):
@@ -58,7 +58,12 @@ class KafkaProducer(SharedStreamProducer):
         self._failure: BaseException | None = None
         self._is_paused = False
         self._health = Health(
-            f"group {config.group_id}", config.watchdog_timeout, ends=self._read_ends, see=self._see, rebuild=self._rebuild
+            f"group {config.group_id}",
+            config.watchdog_timeout,
+            ends=self._read_ends,
+            see=self._see,
+            joining=lambda: self._session.joining_for if self._session else 0.0,
+            rebuild=self._rebuild,
         )
         self._positions_gone = 0
         self._counts = dict.fromkeys(("read", "redeliveries", "stale", "lanes_lost"), 0)
@@ -160,6 +165,7 @@ class KafkaProducer(SharedStreamProducer):
     def _lanes_changed(self, change: Change) -> None:
         self._counts["lanes_lost"] += len(change.lost)
         self._buffer.lose(change.lost)
+        self._room.set()
         self._ready.set()
 
     def get_advance_lane(self, broker_payload: KafkaMessage) -> Hashable:
@@ -247,7 +253,8 @@ class KafkaProducer(SharedStreamProducer):
         for lane in self._lanes:
             at = self._session.position_of(lane)
             is_behind = at is None or at < ends.get(lane.key, 0)
-            seen[lane.key] = Sight(lane.delivered, is_behind and lane.is_open(now) and not self._is_full)
+            is_read = lane.position is None or (lane.is_open(now) and not self._is_full)  # the first waits for its position
+            seen[lane.key] = Sight(lane.delivered, is_behind and is_read)
         return seen
 
     async def _rebuild(self) -> bool:

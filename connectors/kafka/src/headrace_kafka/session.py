@@ -36,7 +36,7 @@ EXPULSIONS: Final = 3
 
 
 class Session(ConsumerRebalanceListener):  # type: ignore[misc]
-    """A consumer from `start` to `stop`. `changed` is called with what each assignment did to the lanes."""
+    """A consumer from `connect` to `stop`. `changed` is called with what each assignment did to the lanes."""
 
     def __init__(self, config: KafkaConfig, lanes: Lanes, commits: Commits, changed: Callable[[Change], None]) -> None:
         self._config = config
@@ -51,6 +51,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._replacing: set[Lane] = set()
         self._positions = Positions(config, self._consumer, lanes, started=self._started, changed=self._tell)
         self._is_stopped = False
+        self._joining_since: float | None = None
         self.is_rebalancing = True
         self.opened = asyncio.Event()
         """Set it when a lane may be read again."""
@@ -70,16 +71,18 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def join(self) -> None:
         """Join the group. Lanes come and go from now on."""
+        self._joining_since = asyncio.get_running_loop().time()
         if self._config.topic_pattern is not None:
             self._consumer.subscribe(pattern=rf"(?:{self._config.topic_pattern})\Z", listener=self)
         else:
             self._consumer.subscribe(topics=list(self._config.topics), listener=self)
 
     async def _check_topics(self) -> None:
-        options = {"topics": self._config.topics, "dead_letter_topic": filter(None, [self._config.dead_letter_topic])}
-        for option, topics in options.items():
+        config = self._config
+        dead = () if config.dead_letter_topic is None else (config.dead_letter_topic,)
+        for option, topics in {"topics": config.topics, "dead_letter_topic": dead}.items():
             if missing := await self._consumer.missing_topics(topics):
-                raise SourceUnavailable(f"{option}: there is no topic {', '.join(missing)} at {self._config.servers}; create it")
+                raise SourceUnavailable(f"{option}: there is no topic {', '.join(missing)} at {config.servers}; create it")
 
     async def stop(self, timeout: float) -> None:
         """Leave the group and disconnect, within the timeout. Lanes are not told."""
@@ -187,6 +190,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         if self._is_stopped:
             return
         self.is_rebalancing = True
+        self._joining_since = asyncio.get_running_loop().time()
         for task in self._tasks:
             task.cancel()
         if self._consumer.membership.is_valid:
@@ -211,6 +215,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         if unplaced:
             self._spawn(self._positions.place(unplaced))
         self.is_rebalancing = False
+        self._joining_since = None
         self._commits.allow()
         self._tell(change)
 
@@ -266,6 +271,11 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         """Where each placed partition ends, as far as it may be read. Raises aiokafka's errors."""
         keys = [lane.key for lane in self._lanes if lane.position is not None]
         return await self._consumer.end_offsets(keys) if keys else {}
+
+    @property
+    def joining_for(self) -> float:
+        """Seconds since the group began to rebalance, or to be joined; 0 while this consumer has an assignment."""
+        return 0.0 if self._joining_since is None else asyncio.get_running_loop().time() - self._joining_since
 
     def position_of(self, lane: Lane) -> int | None:
         return self._consumer.position_of(lane.key)
