@@ -18,7 +18,7 @@ from headrace.store import EventFilter, EventState, Store, StoredEvent, Unit, Wr
 from headrace.testing.waiting import eventually
 from headrace.triggers.base import TriggerEvent
 
-QUICK = DispatchConfig(lease_seconds=1.5, poll_interval=0.1, retry_first=0.05, retry_longest=0.5)
+QUICK = DispatchConfig(lease_seconds=20, poll_interval=0.1, retry_first=0.05, retry_longest=0.5)
 
 
 @pytest.fixture
@@ -185,11 +185,12 @@ async def test_x16_a_long_call_keeps_its_claim(store: Store) -> None:
     """X16: calls of almost a lease's length, with another dispatcher waiting for them to expire: each is called once."""
 
     async def long(event: StoredEvent) -> None:
-        await asyncio.sleep(1.4)
+        await asyncio.sleep(3.5)
 
-    target = Recording(long, timeout=1.45, max_concurrency=16)
+    target = Recording(long, timeout=3.95, max_concurrency=16)
+    config = DispatchConfig(lease_seconds=4, poll_interval=0.1)
     await put(store, 16)
-    async with dispatching(store, {"eu-orders": target}), dispatching(store, {"eu-orders": target}):
+    async with dispatching(store, {"eu-orders": target}, config), dispatching(store, {"eu-orders": target}, config):
         await all_are(store, EventState.DELIVERED, 16)
     assert len(target.calls) == 16
 
