@@ -7,8 +7,8 @@ work is in proportion to the values, not to the ways of combining them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from headrace.streams.fields import Steps
 
@@ -42,70 +42,95 @@ def placed_values(document: Mapping[str, Any], steps: Steps) -> Iterator[tuple[A
             yield node, chain
 
 
-def agree(candidates: list[frozenset[Chain]], without: frozenset[Chain]) -> bool:
-    """Whether one chain can be picked from each candidate so that no two are in different elements of one array, and each of
-    the chains that are to be left out is in another element of some array than one that was picked."""
-    if () in without:
+class Need(NamedTuple):
+    """What one field needs: to have its value at one of the `chains`; or, unless `without` is None, to have none.
+
+    It has none if each of the chains in `without`, which are those of all its values, is in another element of some array than
+    the one in which other fields have their values.
+    """
+
+    chains: frozenset[Chain]
+    without: frozenset[Chain] | None = None
+
+
+_FREE: Final[frozenset[Chain]] = frozenset({()})
+_NOWHERE: Final[frozenset[Chain]] = frozenset()
+
+
+def agree(needs: Sequence[Need]) -> bool:
+    """Whether all needs can be met together: no two values in different elements of one array."""
+    needs = [_simplify(need) for need in needs]
+    if any(not chains and without is None for chains, without in needs):
         return False
-    if not without:
-        candidates = [chains for chains in candidates if () not in chains]
-    return all(
-        (len(together) == 1 and not left_out) or _agree_on_an_element(array, together, left_out)
-        for array, together, left_out in _by_array(candidates, without)
-    )
+    if all(without is None for _, without in needs):  # nobody gains by where another one is
+        needs = [need for need in needs if () not in need.chains]
+    return all(_agree_on_an_element(array, together) for array, together in _by_array(needs))
 
 
-def _by_array(
-    candidates: list[frozenset[Chain]], without: frozenset[Chain]
-) -> list[tuple[Array, list[frozenset[Chain]], frozenset[Chain]]]:
-    """Part a problem into those that have no outermost array in common, each with one of its arrays."""
-    parts: list[tuple[set[Array], list[frozenset[Chain]]]] = [({array}, []) for array in {chain[0][0] for chain in without}]
-    for chains in candidates:
-        arrays = {chain[0][0] for chain in chains if chain}
-        together = [chains]
+def _simplify(need: Need) -> Need:
+    chains, without = need
+    if without is None or () in without or () in chains:  # none is impossible, or never better than the value outside of all
+        return Need(chains)
+    if not without:  # none already: a value is no longer needed, and still possible
+        return Need(chains | _FREE)
+    return need
+
+
+def _by_array(needs: Sequence[Need]) -> list[tuple[Array, list[Need]]]:
+    """Part needs into groups that have no outermost array in common, each with one of its arrays."""
+    groups: list[tuple[set[Array], list[Need]]] = []
+    for need in needs:
+        arrays = {chain[0][0] for chain in need.chains | (need.without or _NOWHERE) if chain}
+        together = [need]
         apart = []
-        for part in parts:
-            if part[0] & arrays:
-                arrays |= part[0]
-                together += part[1]
+        for group in groups:
+            if group[0] & arrays:
+                arrays |= group[0]
+                together += group[1]
             else:
-                apart.append(part)
-        parts = [*apart, (arrays, together)]
-    return [
-        (next(iter(arrays)), together, frozenset(chain for chain in without if chain[0][0] in arrays))
-        for arrays, together in parts
-        if arrays
-    ]
+                apart.append(group)
+        groups = [*apart, (arrays, together)]
+    return [(next(iter(arrays)), together) for arrays, together in groups if arrays]
 
 
-def _agree_on_an_element(array: Array, candidates: list[frozenset[Chain]], without: frozenset[Chain]) -> bool:
-    inside = [_by_index(array, chains) for chains in candidates]
-    outside = [frozenset(chain for chain in chains if not chain or chain[0][0] != array) for chains in candidates]
-    left_out = _by_index(array, without)
-    elsewhere = frozenset(chain for chain in without if chain[0][0] != array)
-    if not left_out and all(outside) and agree(outside, elsewhere):
-        return True  # nobody is in this array
-    for index in {index for by_index in inside for index in by_index}:
-        here = [by_index.get(index, frozenset()) for by_index in inside]
-        choices = [chains | others for chains, others in zip(here, outside, strict=True)]
-        if not all(choices):
-            continue
-        remaining = elsewhere | left_out.get(index, frozenset())
-        # Somebody is in the element, or it would leave out nothing: each in turn, unless there is one who must be.
-        if not all(outside):
-            if agree(choices, remaining):
+def _agree_on_an_element(array: Array, needs: Sequence[Need]) -> bool:
+    if len(needs) == 1 and needs[0].chains:
+        return True
+    parted = [_part(array, need.chains) for need in needs]
+    left_out = [_part(array, need.without) if need.without is not None else None for need in needs]
+    # Nobody is in the array: then nobody's values are left out by it either.
+    if agree(
+        [
+            Need(outside, (without[1] if not without[0] else None) if without else None)
+            for (_, outside), without in zip(parted, left_out, strict=True)
+        ]
+    ):
+        return True
+    for index in {index for inside, _ in parted for index in inside}:
+        here = [
+            Need(inside.get(index, _NOWHERE) | outside, without[0].get(index, _NOWHERE) | without[1] if without else None)
+            for (inside, outside), without in zip(parted, left_out, strict=True)
+        ]
+        # Somebody is in the element: one who can be nowhere else, or each who can be there in turn.
+        if any(without is None and not outside for (_, outside), without in zip(parted, left_out, strict=True)):
+            if agree(here):
                 return True
         elif any(
-            agree([*choices[:number], chains, *choices[number + 1 :]], remaining) for number, chains in enumerate(here) if chains
+            agree([*here[:number], Need(inside[index]), *here[number + 1 :]])
+            for number, (inside, _) in enumerate(parted)
+            if index in inside
         ):
             return True
     return False
 
 
-def _by_index(array: Array, chains: frozenset[Chain]) -> dict[int, frozenset[Chain]]:
-    """What is left of the chains that are in the array, by the element that they are in."""
-    rests: dict[int, set[Chain]] = {}
+def _part(array: Array, chains: frozenset[Chain]) -> tuple[dict[int, frozenset[Chain]], frozenset[Chain]]:
+    """The chains that are in the array, by the element that they are in and without it; and those that are not."""
+    inside: dict[int, set[Chain]] = {}
+    outside: set[Chain] = set()
     for chain in chains:
         if chain and chain[0][0] == array:
-            rests.setdefault(chain[0][1], set()).add(chain[1:])
-    return {index: frozenset(rest) for index, rest in rests.items()}
+            inside.setdefault(chain[0][1], set()).add(chain[1:])
+        else:
+            outside.add(chain)
+    return {index: frozenset(rest) for index, rest in inside.items()}, frozenset(outside)

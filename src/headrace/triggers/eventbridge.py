@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from itertools import chain as concatenate
 from itertools import product
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from headrace.errors import ConfigError
 from headrace.streams.fields import MANY, MISSING, Field
-from headrace.triggers.arrays import Chain, agree, placed_values
+from headrace.triggers.arrays import Chain, Need, agree, placed_values
 from headrace.triggers.comparisons import (
     OPERATORS,
     Mistake,
@@ -75,24 +75,18 @@ class _Condition:
             return True
         return self.absent and (not values or (self.may_share_arrays and () not in self._chains(document)[1]))
 
-    def options(self, document: Mapping[str, Any]) -> list[_Option]:
-        """The ways in which the field may match: by a value, in one of several elements, or by having none."""
+    def is_in_array(self, document: Mapping[str, Any]) -> bool:
+        """Whether the field may be in an array, and another one with it."""
+        return self.may_share_arrays and self.field.one_value(document) is MANY
+
+    def need(self, document: Mapping[str, Any]) -> Need:
+        """Where in the document's arrays the field matches, and where its values are if it may have none."""
         admitted, all_values = self._chains(document)
-        options = [_Option(admitted, frozenset())] if admitted else []
-        if self.absent and () not in all_values:
-            options.append(_Option(None, all_values))
-        return options
+        return Need(admitted, all_values if self.absent else None)
 
     def _chains(self, document: Mapping[str, Any]) -> tuple[frozenset[Chain], frozenset[Chain]]:
         placed = list(placed_values(document, self.field.steps))
         return frozenset(chain for value, chain in placed if self.admits(value)), frozenset(chain for _, chain in placed)
-
-
-class _Option(NamedTuple):
-    chains: frozenset[Chain] | None
-    """Where the value is; None for no value."""
-    without: frozenset[Chain]
-    """Where a value must not be: outside of the elements that the others match in."""
 
 
 @dataclass(slots=True)
@@ -108,20 +102,19 @@ class _All:
                 return False
         return all(any(alternative.may_hold(document) for alternative in group) for group in self.groups)
 
-    def ways(self, document: Mapping[str, Any]) -> Iterator[list[_Option]]:
-        """Every choice of alternatives and options that may hold."""
-        choices = [condition.options(document) for condition in self.conditions if condition.may_share_arrays]
+    def ways(self, document: Mapping[str, Any]) -> Iterator[list[Need]]:
+        """What the fields need, by every choice of alternatives that may hold."""
+        needs = [condition.need(document) for condition in self.conditions if condition.is_in_array(document)]
         branches = [
             [way for alternative in group if alternative.may_hold(document) for way in alternative.ways(document)]
             for group in self.groups
         ]
-        for options in product(*choices):
-            for branch in product(*branches):
-                yield [*options, *concatenate.from_iterable(branch)]
+        for choice in product(*branches):
+            yield [*needs, *concatenate.from_iterable(choice)]
 
     def combinations(self) -> int:
-        """An upper bound of the `ways`."""
-        ways = 1 << sum(condition.absent and condition.may_share_arrays for condition in self.conditions)
+        """How many `ways` there are at most."""
+        ways = 1
         for group in self.groups:
             ways *= sum(alternative.combinations() for alternative in group)
         return ways
@@ -170,7 +163,7 @@ class EventPattern:
         for condition in conditions:  # inside one array are only fields that begin with the same name
             condition.may_share_arrays = roots[condition.field.name.split(".")[0]] > 1
         if (combinations := self._root.combinations()) > MAX_COMBINATIONS:
-            problems.add((), f"it can match in {combinations} combinations of $or and exists, the limit is {MAX_COMBINATIONS}")
+            problems.add((), f"its $or lists make {combinations} combinations, the limit is {MAX_COMBINATIONS}")
         if problems:
             raise PatternError(problems)
         self.warnings = tuple(warnings)
@@ -180,13 +173,7 @@ class EventPattern:
         """Whether the pattern matches a decoded JSON document; what is no object matches nothing."""
         if not isinstance(document, (dict, Mapping)) or not self._root.may_hold(document):
             return False
-        if not self._may_share_arrays:
-            return True
-        for way in self._root.ways(document):
-            chains = [option.chains for option in way if option.chains is not None]
-            if agree(chains, frozenset().union(*(option.without for option in way))):
-                return True
-        return False
+        return not self._may_share_arrays or any(agree(way) for way in self._root.ways(document))
 
     def exact_values(self) -> dict[str, tuple[Any, ...]] | None:
         """`{dotted field: values}` that a document must have to match (see `BaseEventTrigger.shared_stream_match`), or None."""
