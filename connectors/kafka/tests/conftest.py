@@ -98,6 +98,7 @@ class Cluster:
         await admin.start()
         try:
             await admin.create_partitions({topic: NewPartitions(total_count=total)})
+            self._producer = None  # it knows the old number
         finally:
             await admin.close()
 
