@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -91,6 +92,11 @@ class Metrics(Observer, DispatchObserver):
         self._outbox = gauge("outbox_events", "Stored events that are not delivered, by state.", ("state",))
         self._outbox_age = gauge("outbox_oldest_pending_age_seconds", "Age of the oldest event that waits for its target.")
 
+        # Looked up for every event, so not each time anew.
+        self._to_stored_of = cache(self._to_stored.labels)
+        self._attempts_of = cache(self._attempts.labels)
+        self._attempt_seconds_of = cache(self._attempt_seconds.labels)
+
     def describe(self, *, connectors: Mapping[str, str], classes: Mapping[str, str]) -> None:
         """Say the connector of each stream and the class of each trigger; again after a reload."""
         self._connectors, self._classes = connectors, classes
@@ -169,7 +175,7 @@ class Metrics(Observer, DispatchObserver):
         now = time.time()
         for unit in units:
             if unit.published_at is not None:
-                self._to_stored.labels(*self.stream_labels(unit.stream)).observe(max(now - unit.published_at, 0.0))
+                self._to_stored_of(*self.stream_labels(unit.stream)).observe(max(now - unit.published_at, 0.0))
 
     def on_group(self, report: GroupReport) -> None:
         self._group_units.observe(report.units)
@@ -203,8 +209,8 @@ class Metrics(Observer, DispatchObserver):
     # Of the dispatcher.
 
     def attempted(self, trigger_id: str, kind: str, outcome: Outcome, seconds: float) -> None:
-        self._attempts.labels(kind, outcome).inc()
-        self._attempt_seconds.labels(kind).observe(seconds)
+        self._attempts_of(kind, outcome).inc()
+        self._attempt_seconds_of(kind).observe(seconds)
 
     def released(self, count: int) -> None:
         self._released.inc(count)

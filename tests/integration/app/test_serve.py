@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import socket
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -162,6 +163,7 @@ async def test_what_is_published_is_stored_and_dispatched_and_sigterm_drains(ser
     metrics = await serve.metrics()
     assert 'headrace_events_read_total{connector="local",stream="orders"} 20.0' in metrics
     assert "headrace_store_events_total 20.0" in metrics
+    await eventually(metrics_have(serve, 'headrace_lag_events{connector="local",stream="orders"} 0.0'), 30)
     (line,) = serve.lines("looked at 7")
     assert (line["trigger"], line["stream"], line["logger"]) == ("noisy", "orders", "shop")
     assert line["message"]
@@ -255,8 +257,32 @@ async def test_it_waits_for_a_store_that_is_away(serve: Serve) -> None:
 
 
 @pytest.mark.timeout(120)
+async def test_it_waits_for_a_broker_that_is_away(serve: Serve) -> None:
+    """Live, not ready, with the stream and the reason; its log lines are the stream's, not one trigger's."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        serve.config["streams"]["orders"] = {
+            "connector": "kafka",
+            "bootstrap_servers": address,
+            "topics": ["orders"],
+            "group_id": "g",
+        }
+        await serve.start()
+        await serve.listening()
+        await eventually(lambda: len(serve.lines("stream 'orders' ended")) > 1, 30)
+        status, (reason,) = await serve.readiness()
+        assert status == 503
+        assert "stream orders is not open" in reason
+        assert address in reason
+        assert {(line["stream"], line.get("trigger")) for line in serve.lines("stream 'orders' ended")} == {("orders", None)}
+        serve.signal(signal.SIGTERM)
+        assert await serve.ended() == 0
+
+
+@pytest.mark.timeout(120)
 async def test_what_cannot_start_is_a_line_and_exit_code_1(serve: Serve) -> None:
-    """A wrong configuration, a port that is taken, a store that another serve has."""
+    """A wrong configuration, a port that is taken, a store of a newer version, a store that another serve has."""
     serve.config["triggers"]["all"]["target"] = {"webhok": {}}
     await serve.start()
     assert await serve.ended() == 1
@@ -271,6 +297,15 @@ async def test_what_cannot_start_is_a_line_and_exit_code_1(serve: Serve) -> None
     assert "Traceback" not in await serve.output()
 
     serve.config["http"]["port"] = 0
+    with sqlite3.connect(serve.folder / "newer.db") as database:
+        database.execute("CREATE TABLE headrace_version (version_num VARCHAR(32) NOT NULL)")
+        database.execute("INSERT INTO headrace_version VALUES ('9999')")
+    serve.config["store"]["url"] = f"sqlite:///{serve.folder}/newer.db"
+    await serve.start()
+    assert await serve.ended() == 1
+    assert "upgrade Headrace" in await serve.output()
+
+    serve.config["store"]["url"] = f"sqlite:///{serve.folder}/store.db"
     await serve.ready()
     (serve.folder / "second").mkdir()
     second = Serve(serve.folder / "second")

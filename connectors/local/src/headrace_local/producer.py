@@ -275,10 +275,11 @@ class LocalProducer(SharedStreamProducer):
             return
 
     async def stats(self) -> Mapping[str, float]:
-        """What the queue holds: see `QueueFile.stats`. Empty until the stream is opened."""
+        """What the queue holds: see `QueueFile.stats`; `lag` is all that is not settled. Empty until the stream is opened."""
         if self._handle is None or self._closed:
             return {}
-        return await self._handle.run(QueueFile.stats, self._config.queue)
+        stats = await self._handle.run(QueueFile.stats, self._config.queue)
+        return {**stats, "lag": stats["ready"] + stats["delayed"] + stats["in_flight"]}
 
     async def aclose(self) -> None:
         if self._closed:

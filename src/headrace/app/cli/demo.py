@@ -18,7 +18,7 @@ from headrace.app.demo.run import DemoSettings, Progress, run_demo
 
 def demo(
     events: Annotated[int, typer.Option(min=100, help="Orders to publish.")] = 20_000,
-    rate: Annotated[int, typer.Option(min=10, help="Orders published a second.")] = 1_000,
+    rate: Annotated[int, typer.Option(min=10, help="Orders published a second.")] = 500,
     kafka: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Use this Kafka instead of the embedded broker.", show_default=False)
     ] = None,

@@ -34,7 +34,7 @@ class DemoSettings:
     """What to run."""
 
     events: int = 20_000
-    rate: int = 1_000
+    rate: int = 500
     """Orders published a second."""
     kafka: str | None = None
     """`host:port` of a Kafka; None: the embedded broker."""
