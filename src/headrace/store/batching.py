@@ -52,9 +52,10 @@ class Batcher(Generic[Item, Result]):
                 if not future.done():
                     future.set_result(result)
 
-    async def aclose(self, deadline: float) -> None:
-        """Wait up to `deadline` seconds for what is under way; then it is cancelled."""
+    async def aclose(self) -> None:
+        """Wait for what is under way; cancelled, cancel it and its callers."""
         if (task := self._task) is not None:
-            _, late = await asyncio.wait({task}, timeout=deadline)
-            for task in late:
+            try:
+                await asyncio.wait({task})
+            finally:
                 task.cancel()

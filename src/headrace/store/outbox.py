@@ -100,9 +100,9 @@ class Outbox:
             oldest_pending_age=next((age for state, _, age in rows if state == "pending"), None),
         )
 
-    async def aclose(self, deadline: float) -> None:
-        """Wait up to `deadline` seconds for the marks under way."""
-        await self._mark.aclose(deadline)
+    async def aclose(self) -> None:
+        """Wait for the marks under way; cancelled, give them up."""
+        await self._mark.aclose()
 
     async def _store_marks(self, marks: list[Mark]) -> list[bool]:
         first: dict[tuple[int, int], Mark] = {}

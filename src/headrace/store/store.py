@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Self, cast
@@ -25,6 +26,8 @@ from headrace.store.sealing import Sealer
 from headrace.store.triggers import Triggers
 from headrace.store.watch import listen
 
+log = logging.getLogger(__name__)
+
 Topic = Literal["events", "triggers"]
 
 
@@ -33,7 +36,7 @@ class Store:
     does not answer: nothing happened then, or, if only the answer was lost, doing it again is harmless."""
 
     def __init__(self, database: Database, sealer: Sealer, *, max_payload_bytes: int, close_timeout: float) -> None:
-        """For `open`; the database is connected and migrated."""
+        """For `open`."""
         self.database = database
         self.sealer = sealer
         self.max_payload_bytes = max_payload_bytes
@@ -44,6 +47,10 @@ class Store:
         self.outbox = Outbox(database)
         self.events = Events(database)
         self.dead_letters = DeadLetters(database, sealer)
+        self.schema_before: str | None = None
+        """The schema that was found when it was opened; None: the database was empty."""
+        self.schema = ""
+        """The schema it has now."""
         self._lock: FileLock | None = None
         self._listener: asyncio.Task[None] | None = None
 
@@ -66,32 +73,31 @@ class Store:
         `StoreTooNew`, `StoreInUse`.
         """
         sealer = Sealer(secret_keys)
-        database = open_database(url, busy_timeout=busy_timeout, connect_timeout=connect_timeout, close_timeout=close_timeout)
+        database = open_database(url, busy_timeout=busy_timeout, connect_timeout=connect_timeout)
         store = cls(database, sealer, max_payload_bytes=max_payload_bytes, close_timeout=close_timeout)
         try:
-            await database.connect()
             if exclusive and isinstance(database, SqliteDatabase):
+                database.check()
                 store._lock = FileLock(Path(f"{database.path}.lock"))
                 store._lock.acquire()
-            await store.upgrade()
+            store.schema_before, store.schema = await database.start(migrate.upgrade)
             await store.attempts.load()
         except BaseException:
             await store.aclose()
             raise
         return store
 
-    async def upgrade(self) -> tuple[str | None, str]:
-        """Migrate; returns the revision before (None: an empty database) and after. `open` has done it."""
-        return await self.database.write(migrate.upgrade)
-
     async def aclose(self) -> None:
-        """Release connections, threads and the file lock, within `close_timeout`."""
+        """Release connections, threads and the file lock, within `close_timeout`. Harmless when it is closed already."""
         try:
-            if self._listener is not None:
-                self._listener.cancel()
-                await asyncio.wait({self._listener})
-            await self.outbox.aclose(self.close_timeout)
-            await self.database.aclose()
+            async with asyncio.timeout(self.close_timeout):
+                if self._listener is not None:
+                    self._listener.cancel()
+                    await asyncio.wait({self._listener})
+                await self.outbox.aclose()
+                await self.database.aclose()
+        except TimeoutError:
+            log.warning("the store did not close within %g s", self.close_timeout)
         finally:
             if self._lock is not None:
                 self._lock.release()

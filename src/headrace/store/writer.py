@@ -13,6 +13,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import StoreUnavailable, Unstorable
@@ -116,6 +117,7 @@ class Writer:
             self._task.cancel()
             for _, future in self._flushes:
                 future.cancel()
+        await asyncio.wait({self._task}, timeout=1.0)
 
     async def _run(self) -> None:
         while not self._closing.is_set():
@@ -152,14 +154,13 @@ class Writer:
 
     async def _commit(self, group: Sequence[EncodedUnit]) -> bool:
         """Store it in one transaction, however long that takes; False when closing. Raises `Unstorable`."""
-        attempts = self._store.attempts
-        document = group_of(group, attempts.known)
-        sql = self._store.database.sql
+        database, attempts = self._store.database, self._store.attempts
         backoff = _FIRST_BACKOFF
         while not self._closing.is_set():
             began = time.monotonic()
             try:
-                stored = await self._store.database.write(lambda connection: sql.insert_group(connection, document))
+                job = partial(database.sql.insert_group, group=group_of(group, attempts.known))
+                stored = await database.write(job)
             except Unstorable:
                 self._set_available(True)
                 raise

@@ -6,11 +6,13 @@ import signal
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import asyncpg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -37,14 +39,17 @@ async def test_the_migrations_make_the_schema_that_queries_rely_on(store: Store)
 
 async def test_a_second_start_finds_nothing_to_migrate(store: Store, open_store: OpenStore) -> None:
     """Migrating is done once; later starts look and go on."""
-    before, after = await (await open_store()).upgrade()
-    assert before == after is not None
+    assert store.schema_before is None
+    assert store.schema
+    again = await open_store()
+    assert (again.schema_before, again.schema) == (store.schema, store.schema)
 
 
 async def test_replicas_that_start_at_once_on_an_empty_database_all_come_up(open_store: OpenStore) -> None:
     """One migrates, the others wait for it."""
     stores = await asyncio.gather(*(open_store() for _ in range(4)))
-    assert {(await store.upgrade())[0] for store in stores} == {(await stores[0].upgrade())[1]}
+    found = sorted(store.schema_before or "" for store in stores)
+    assert found == ["", *[stores[0].schema] * 3]
 
 
 async def test_a_store_of_a_newer_version_is_left_alone(store: Store, open_store: OpenStore) -> None:
@@ -125,6 +130,21 @@ async def test_what_a_server_refuses_is_a_config_error_without_the_password(
         await Store.open(urlunsplit(parts._replace(netloc=netloc, path=f"/{database}")))
     assert words in str(error.value)
     assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.integration
+async def test_a_user_that_may_not_make_tables_is_told_at_the_start(postgresql: Any) -> None:
+    """Missing permissions are to be put right: a config error, not an endless wait."""
+    url = await asyncio.to_thread(postgresql.create_database)
+    admin = await asyncpg.connect(url)
+    role = f"weak_{uuid.uuid4().hex}"
+    await admin.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'hunter2'; REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    parts = urlsplit(url)
+    with pytest.raises(ConfigError, match="permission denied for schema public"):
+        await Store.open(urlunsplit(parts._replace(netloc=f"{role}:hunter2@{parts.netloc.rpartition('@')[2]}")))
+    await admin.execute(f"DROP ROLE {role}")
+    await admin.close()
+    await asyncio.to_thread(postgresql.drop_database, url)
 
 
 async def test_a_server_that_is_not_there_is_waited_for() -> None:

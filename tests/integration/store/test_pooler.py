@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from headrace.store import EventFilter, EventState, Store, TriggerDefinition, Unit
-from headrace.testing.brokers.process import LocalProcess, ProgramMissing, find_program, free_port
+from headrace.testing.brokers.process import LocalProcess, find_program, free_port
+from headrace.testing.brokers.server import ProgramMissing
 from headrace.triggers.base import TriggerEvent
 
 pytestmark = pytest.mark.integration

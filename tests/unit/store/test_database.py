@@ -12,7 +12,7 @@ from headrace.store.database.failures import Failure, classify, translated
 
 
 def open_(url: str) -> Database:
-    return open_database(url, busy_timeout=1, connect_timeout=1, close_timeout=1)
+    return open_database(url, busy_timeout=1, connect_timeout=1)
 
 
 @pytest.mark.parametrize(

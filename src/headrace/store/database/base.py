@@ -24,8 +24,9 @@ class Database(ABC):
     """Without password: fit for logs."""
 
     @abstractmethod
-    async def connect(self) -> None:
-        """Try the address. Raises `ConfigError` when it, the user or the database is wrong, else as `write` does."""
+    async def start(self, job: Callable[[Connection], T]) -> T:
+        """Connect, and run the first job, as `write` does. Raises `ConfigError` as well: the address, the credentials or the
+        permissions are wrong."""
 
     @abstractmethod
     async def write(self, job: Callable[[Connection], T]) -> T:
@@ -40,10 +41,11 @@ class Database(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Release everything, within the close timeout."""
+        """Release everything. May wait for the job under way: give it a deadline. Jobs that come later are refused with
+        `StoreUnavailable`."""
 
 
-def open_database(url: str, *, busy_timeout: float, connect_timeout: float, close_timeout: float) -> Database:
+def open_database(url: str, *, busy_timeout: float, connect_timeout: float) -> Database:
     """Choose the database by the URL, without connecting. Raises `ConfigError`."""
     from headrace.store.database.postgres import PostgresDatabase
     from headrace.store.database.sqlite import SqliteDatabase
@@ -56,10 +58,10 @@ def open_database(url: str, *, busy_timeout: float, connect_timeout: float, clos
             ["store.url: expected sqlite:///file or postgresql://user:password@host/database (special characters in %XX form)"]
         ) from None
     if parts.drivername == "sqlite":
-        return SqliteDatabase(_sqlite_path(parts), busy_timeout=busy_timeout, close_timeout=close_timeout)
+        return SqliteDatabase(_sqlite_path(parts), busy_timeout=busy_timeout)
     if parts.drivername in ("postgresql", "postgres"):
         shown = f"postgresql://{parts.host or ''}{f':{parts.port}' if parts.port else ''}/{parts.database or ''}"
-        return PostgresDatabase(url, shown, connect_timeout=connect_timeout, close_timeout=close_timeout)
+        return PostgresDatabase(url, shown, connect_timeout=connect_timeout)
     raise ConfigError([f"store.url: expected a sqlite:/// or postgresql:// address, and it begins with {parts.drivername}://"])
 
 

@@ -40,11 +40,10 @@ class PostgresDatabase(Database):
 
     sql = PostgresSql()
 
-    def __init__(self, dsn: str, shown: str, *, connect_timeout: float, close_timeout: float) -> None:
+    def __init__(self, dsn: str, shown: str, *, connect_timeout: float) -> None:
         self.url = shown
         self._dsn = dsn
         self._connect_timeout = connect_timeout
-        self._close_timeout = close_timeout
         self._is_closed = False
         self._engine = create_async_engine(
             "postgresql+asyncpg://",
@@ -73,23 +72,26 @@ class PostgresDatabase(Database):
             **options,
         )
 
-    async def connect(self) -> None:
+    async def start(self, job: Callable[[Connection], T]) -> T:
         with translated(self.url):
-            async with self._engine.begin():
-                pass
+            return await self._retry(job)
 
     async def write(self, job: Callable[[Connection], T]) -> T:
         with translated():
-            for tried in range(1, _CONFLICT_TRIES):
-                try:
-                    return await self._run(job)
-                except DRIVER_ERRORS as error:
-                    if classify(error) is not Failure.CONFLICT:
-                        raise
-                await asyncio.sleep(random.uniform(0.005, 0.02) * 2**tried)
-            return await self._run(job)
+            return await self._retry(job)
 
     read = write
+
+    async def _retry(self, job: Callable[[Connection], T]) -> T:
+        """Run the job, and again after conflicts, a few times."""
+        for tried in range(1, _CONFLICT_TRIES):
+            try:
+                return await self._run(job)
+            except DRIVER_ERRORS as error:
+                if classify(error) is not Failure.CONFLICT:
+                    raise
+            await asyncio.sleep(random.uniform(0.005, 0.02) * 2**tried)
+        return await self._run(job)
 
     async def _run(self, job: Callable[[Connection], T]) -> T:
         if self._is_closed:  # a disposed engine would connect again
@@ -99,5 +101,4 @@ class PostgresDatabase(Database):
 
     async def aclose(self) -> None:
         self._is_closed = True
-        async with asyncio.timeout(self._close_timeout):
-            await self._engine.dispose()
+        await self._engine.dispose()

@@ -74,10 +74,9 @@ class SqliteDatabase(Database):
 
     sql = SqliteSql()
 
-    def __init__(self, path: str, *, busy_timeout: float, close_timeout: float) -> None:
+    def __init__(self, path: str, *, busy_timeout: float) -> None:
         self.path = Path(path)
         self.url = f"sqlite:///{path}"
-        self._close_timeout = close_timeout
         engine = create_engine(
             URL.create("sqlite", database=path),
             poolclass=NullPool,
@@ -88,11 +87,15 @@ class SqliteDatabase(Database):
         self._writer = _Worker(engine, "BEGIN IMMEDIATE")
         self._reader = _Worker(engine, "BEGIN")
 
-    async def connect(self) -> None:
+    def check(self) -> None:
+        """Raises `ConfigError` where there is no folder for the file."""
         if not self.path.parent.is_dir():
             raise ConfigError([f"store.url: the folder {self.path.parent} does not exist"])
+
+    async def start(self, job: Callable[[Connection], T]) -> T:
+        self.check()
         with translated(self.url):
-            await self._writer.run(lambda connection: None)
+            return await self._writer.run(job)
 
     async def write(self, job: Callable[[Connection], T]) -> T:
         with translated():
@@ -103,9 +106,8 @@ class SqliteDatabase(Database):
             return await self._reader.run(job)
 
     async def aclose(self) -> None:
-        async with asyncio.timeout(self._close_timeout):
-            await self._reader.aclose()
-            await self._writer.aclose()  # last: closing the last connection folds the WAL into the file
+        await self._reader.aclose()
+        await self._writer.aclose()  # last: closing the last connection folds the WAL into the file
 
 
 def _set_pragmas(connection: Any, record: object) -> None:
