@@ -96,41 +96,51 @@ def _by_array(needs: Sequence[Need]) -> list[tuple[Array, list[Need]]]:
 def _agree_on_an_element(array: Array, needs: Sequence[Need]) -> bool:
     if len(needs) == 1 and needs[0].chains:
         return True
-    parted = [_part(array, need.chains) for need in needs]
-    left_out = [_part(array, need.without) if need.without is not None else None for need in needs]
-    # Nobody is in the array: then nobody's values are left out by it either.
-    if agree(
-        [
-            Need(outside, (without[1] if not without[0] else None) if without else None)
-            for (_, outside), without in zip(parted, left_out, strict=True)
-        ]
-    ):
+    parted = [_InArray.of(array, need) for need in needs]
+    if agree([need.elsewhere() for need in parted]):
         return True
-    for index in {index for inside, _ in parted for index in inside}:
-        here = [
-            Need(inside.get(index, _NOWHERE) | outside, without[0].get(index, _NOWHERE) | without[1] if without else None)
-            for (inside, outside), without in zip(parted, left_out, strict=True)
-        ]
-        # Somebody is in the element: one who can be nowhere else, or each who can be there in turn.
-        if any(without is None and not outside for (_, outside), without in zip(parted, left_out, strict=True)):
-            if agree(here):
+    # Somebody has to be in an element for it to leave others out: all who can only be in this array, else each in turn.
+    if bound := [need.chains.keys() for need in parted if need.without is None and not need.other_chains]:
+        return any(agree([need.at(index) for need in parted]) for index in set(bound[0]).intersection(*bound[1:]))
+    for index in {index for need in parted for index in need.chains}:
+        here = [need.at(index) for need in parted]
+        for number, need in enumerate(parted):
+            if index in need.chains and agree([*here[:number], Need(need.chains[index]), *here[number + 1 :]]):
                 return True
-        elif any(
-            agree([*here[:number], Need(inside[index]), *here[number + 1 :]])
-            for number, (inside, _) in enumerate(parted)
-            if index in inside
-        ):
-            return True
     return False
 
 
+class _InArray(NamedTuple):
+    """A need, parted at an outermost array: what is in it, by element and without it in the chains, and what is not."""
+
+    chains: dict[int, frozenset[Chain]]
+    other_chains: frozenset[Chain]
+    without: dict[int, frozenset[Chain]] | None
+    other_without: frozenset[Chain]
+
+    @classmethod
+    def of(cls, array: Array, need: Need) -> _InArray:
+        chains, others = _part(array, need.chains)
+        if need.without is None:
+            return cls(chains, others, None, _NOWHERE)
+        return cls(chains, others, *_part(array, need.without))
+
+    def elsewhere(self) -> Need:
+        """What is needed if nobody is in the array: it leaves nothing out."""
+        return Need(self.other_chains, None if self.without is None or self.without else self.other_without)
+
+    def at(self, index: int) -> Need:
+        """What is needed if somebody is in this element: what is in other elements is left out."""
+        without = None if self.without is None else self.without.get(index, _NOWHERE) | self.other_without
+        return Need(self.chains.get(index, _NOWHERE) | self.other_chains, without)
+
+
 def _part(array: Array, chains: frozenset[Chain]) -> tuple[dict[int, frozenset[Chain]], frozenset[Chain]]:
-    """The chains that are in the array, by the element that they are in and without it; and those that are not."""
     inside: dict[int, set[Chain]] = {}
-    outside: set[Chain] = set()
+    others: set[Chain] = set()
     for chain in chains:
         if chain and chain[0][0] == array:
             inside.setdefault(chain[0][1], set()).add(chain[1:])
         else:
-            outside.add(chain)
-    return {index: frozenset(rest) for index, rest in inside.items()}, frozenset(outside)
+            others.add(chain)
+    return {index: frozenset(rest) for index, rest in inside.items()}, frozenset(others)
