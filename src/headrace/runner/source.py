@@ -16,6 +16,7 @@ from headrace.connector import Message
 from headrace.errors import SourceMisconfigured
 from headrace.runner.backoff import Backoff
 from headrace.runner.hosting import HostedProducer
+from headrace.runner.identity import ask_identity
 from headrace.runner.observer import Observer
 from headrace.runner.submitter import Submitter, as_message, lane_name
 from headrace.store import DeadLetter, Unit
@@ -89,17 +90,26 @@ class Source:
         """The engine's stream, while it is alive."""
         return self.manager.stream(self.key)
 
+    @property
+    def expected(self) -> Collection[str]:
+        """Who belongs to the stream now."""
+        return self._expected(self)
+
     def subscribe(self, trigger: BaseEventTrigger, trigger_id: str, on_failed: Callable[[Exception], None]) -> AsyncIterator[Any]:
         """Join, or open the stream. Raises what the trigger's `serialize` and `shared_stream_match` raise."""
         watcher = Acknowledged if self._acknowledge else NotAcknowledged
         watching: Any = watcher(trigger, self._open(trigger))  # each has the one factory that its mode calls
-        return self.manager.subscribe(
-            trigger_id=trigger_id,
-            trigger=watching,
-            key=self.key,
-            expected=self._expected(self),
-            on_failed=on_failed,
-        )
+        mine = ask_identity.set(lambda: {"stream": self.name})  # a stream's tasks are not its first subscriber's
+        try:
+            return self.manager.subscribe(
+                trigger_id=trigger_id,
+                trigger=watching,
+                key=self.key,
+                expected=self.expected,
+                on_failed=on_failed,
+            )
+        finally:
+            ask_identity.reset(mine)
 
     def _open(self, trigger: BaseEventTrigger) -> Callable[[], HostedProducer]:
         make = self._make_producer(trigger)

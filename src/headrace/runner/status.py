@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.runner.supervision import Phase
+from headrace.runner.source import Source
+from headrace.runner.specs import StreamSpec, TriggerSpec
+from headrace.runner.supervision import Phase, Run
 from headrace.store import TriggerState
+from headrace.streams.stream import StreamState
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +75,41 @@ class RunnerStatus:
             if trigger.is_misconfigured
         ]
         return found
+
+
+def stream_status(source: Source, spec: StreamSpec | None) -> StreamStatus:
+    """`spec`: None for a stream that triggers bring themselves."""
+    stream = source.stream
+    connector = spec.connector if spec is not None else ""
+    last_error = None if source.last_error is None else repr(source.last_error)
+    if stream is None:
+        return StreamStatus(source.name, connector, "not open", 0, (), 0, 0, None, last_error, bool(source.expected))
+    oldest = stream.ledger.oldest_time()
+    missing = tuple(sorted(map(str, stream.missing)))
+    return StreamStatus(
+        name=source.name,
+        connector=connector,
+        state=stream.state.value,
+        subscribers=len(stream.subscribers),
+        missing=missing,
+        in_flight=stream.ledger.in_flight,
+        in_flight_bytes=stream.ledger.in_flight_bytes,
+        oldest_age=None if oldest is None else asyncio.get_running_loop().time() - oldest,
+        last_error=last_error,
+        is_stuck=bool(missing) or (stream.state is not StreamState.POLLING and bool(source.expected)),
+        source=source.stats,
+    )
+
+
+def trigger_status(spec: TriggerSpec, state: TriggerState, run: Run | None) -> TriggerStatus:
+    """`run`: None while it does not run."""
+    return TriggerStatus(
+        trigger_id=spec.trigger_id,
+        class_path=spec.definition.class_path,
+        stream=spec.stream,
+        state=state,
+        phase=run.phase if run is not None else Phase.STOPPED,
+        restarts=run.restarts if run is not None else 0,
+        last_error=None if run is None or run.last_error is None else repr(run.last_error),
+        is_misconfigured=run is not None and run.is_misconfigured,
+    )
