@@ -106,15 +106,15 @@ class Delivery(AsyncIterator[Any]):
             if name is None:
                 hand = place.event_in_hand()
                 name = suspect_name(hand) if hand is not None else None
-            attempts = place.suspects.attempts(name) if name is not None else 0
-            if not attempts:
+            failures = place.suspects.get(name) if name is not None else None
+            if failures is None:
                 return raw
             hand = hand or place.event_in_hand()
             assert hand is not None
-            if attempts < place.max_attempts:
+            if failures.attempts < place.max_attempts:
                 self._suspect = hand
                 return raw
-            place.give_up(hand, DeadLetter("failed", f"given up after {attempts} attempts", attempts=attempts))
+            place.give_up(hand, DeadLetter("failed", failures.error, attempts=failures.attempts))
 
     def _pass_suspect(self, *, derived: bool) -> None:
         suspect, self._suspect = self._suspect, None

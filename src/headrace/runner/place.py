@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from headrace.connector import Message
 from headrace.errors import StoreError
@@ -29,37 +29,44 @@ SUSPECT_SECONDS: Final = 900.0
 """How long after its last failure an event stays a suspect. Longer than brokers let a failed event wait."""
 
 
+class Failures(NamedTuple):
+    attempts: int
+    error: str
+    """The last one's."""
+    at: float
+
+
 class Suspects:
     """Events that failed lately, with how often. Bounded in number and time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._attempts: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._failures: OrderedDict[str, Failures] = OrderedDict()
 
     def __bool__(self) -> bool:
         now = self._clock()
-        while self._attempts:
-            name, (_, since) = next(iter(self._attempts.items()))
-            if now - since < SUSPECT_SECONDS:
+        while self._failures:
+            name, failures = next(iter(self._failures.items()))
+            if now - failures.at < SUSPECT_SECONDS:
                 return True
-            del self._attempts[name]
+            del self._failures[name]
         return False
 
-    def note(self, name: str, attempts: int) -> None:
+    def note(self, name: str, attempts: int, error: str) -> None:
         """One more failure of it."""
-        self._attempts.pop(name, None)
-        self._attempts[name] = attempts, self._clock()
-        while len(self._attempts) > SUSPECTS_KEPT:
-            self._attempts.popitem(last=False)
+        self._failures.pop(name, None)
+        self._failures[name] = Failures(attempts, error, self._clock())
+        while len(self._failures) > SUSPECTS_KEPT:
+            self._failures.popitem(last=False)
 
-    def attempts(self, name: str) -> int:
-        """How often it failed, as far as is remembered."""
-        attempts, since = self._attempts.get(name, (0, 0.0))
-        return attempts if self._clock() - since < SUSPECT_SECONDS else 0
+    def get(self, name: str) -> Failures | None:
+        """How it failed, as far as is remembered."""
+        failures = self._failures.get(name)
+        return failures if failures is not None and self._clock() - failures.at < SUSPECT_SECONDS else None
 
     def clear(self, name: str) -> None:
         """It got through."""
-        self._attempts.pop(name, None)
+        self._failures.pop(name, None)
 
 
 class Place:
@@ -128,7 +135,7 @@ class Place:
         dead.message = as_message(hand.raw_event, hand.event_id, self.stream)
         self._submit(hand, [] if write is None else [write], dead=dead)
         if (name := suspect_name(hand)) is not None:
-            self.suspects.note(name, max(self.max_attempts, dead.attempts))
+            self.suspects.note(name, max(self.max_attempts, dead.attempts), dead.reason)
 
     def _submit(
         self, hand: EventInHand | None, writes: list[int], *, events: Sequence[TriggerEvent] = (), dead: DeadLetter | None = None
@@ -167,7 +174,8 @@ class Place:
 
     async def count_attempt(self, hand: EventInHand, error: str) -> int:
         """Count a failure on this event, durably where it has an identity and the store answers; how many that makes."""
-        attempts = self.suspects.attempts(suspect_name(hand) or "") + 1
+        known = self.suspects.get(suspect_name(hand) or "")
+        attempts = 1 if known is None else known.attempts + 1
         if hand.event_id is None:
             attempts = max(attempts, hand.attempt)
         else:
@@ -176,7 +184,7 @@ class Place:
             except StoreError as away:
                 log.warning("%s: attempt %d on %s is counted in memory: %s", self.trigger_id, attempts, hand.event_id, away)
         if (name := suspect_name(hand)) is not None:
-            self.suspects.note(name, attempts)
+            self.suspects.note(name, attempts, error)
         self._observer.on_attempt_failed(self.trigger_id, attempts)
         return attempts
 

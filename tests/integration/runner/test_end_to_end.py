@@ -202,11 +202,11 @@ def vanish(runner: Runner) -> None:
         helper.cancel()
     assert runner._watch is not None
     runner._watch.stop()
-    producer = runner._sources["orders"].producer
-    assert producer is not None
-    producer._thread.request_stop()
-    for stream in list(runner._sources["orders"].manager._streams.values()):
-        stream.task.cancel()
+    (source,) = runner._sources
+    assert source.producer is not None
+    source.producer._thread.request_stop()
+    assert source.stream is not None
+    source.stream.task.cancel()
 
 
 async def test_x10_x18_attempts_are_durable_and_end_in_a_dead_letter(bench: Bench) -> None:

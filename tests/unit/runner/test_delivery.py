@@ -28,19 +28,19 @@ def test_suspects_are_bounded_in_number_and_time() -> None:
     now = [0.0]
     suspects = Suspects(lambda: now[0])
     assert not suspects
-    suspects.note("a", 1)
-    suspects.note("a", 2)
+    suspects.note("a", 1, "first")
+    suspects.note("a", 2, "second")
     assert suspects
-    assert suspects.attempts("a") == 2
+    assert suspects.get("a") == (2, "second", 0.0)
     suspects.clear("a")
     assert not suspects
     for n in range(SUSPECTS_KEPT + 10):
-        suspects.note(str(n), 1)
-    assert suspects.attempts("9") == 0
-    assert suspects.attempts("10") == 1
+        suspects.note(str(n), 1, "")
+    assert suspects.get("9") is None
+    assert suspects.get("10") is not None
     now[0] = SUSPECT_SECONDS + 1
     assert not suspects
-    assert suspects.attempts("10") == 0
+    assert suspects.get("10") is None
 
 
 def test_a_backoff_grows_is_jittered_and_calms_down() -> None:

@@ -221,8 +221,41 @@ async def test_a_timeout_in_hand_is_an_attempt_and_ends_in_a_dead_letter() -> No
     (unit,) = stage.store.dead("a")
     assert unit.dead is not None
     assert (unit.message_id, unit.dead.attempts) == ("orders/1", 3)
+    assert "one event in hand for 10" in unit.dead.reason
     assert stage.store.payloads("a") == ["1", "3"]
     assert stage.store.payloads("b") == ["1", "2", "3"]
+
+
+@in_virtual_time
+async def test_a_dead_letter_that_comes_again_is_not_offered_again() -> None:
+    """When another trigger needs the message again, the one that gave it up is spared its attempts."""
+    stage = Stage(ack_timeout=20.0)
+    offered: list[str] = []
+    late: list[int] = []
+
+    async def poisoned(stream: AsyncIterator[Message]) -> AsyncIterator[TriggerEvent]:
+        async for message in stream:
+            offered.append(text(message))
+            if text(message) == "1":
+                raise ValueError("no")
+            yield TriggerEvent(text(message))
+
+    async def late_once(stream: AsyncIterator[Message]) -> AsyncIterator[TriggerEvent]:
+        async for message in stream:
+            late.append(1)
+            if len(late) == 1:
+                await asyncio.sleep(1e6)
+            yield TriggerEvent(text(message))
+
+    stage.add("a", poisoned, max_attempts=2)
+    stage.add("b", late_once)
+    async with stage.running():
+        stage.publish("1", "2", key="p0")
+        await stage.until(lambda: not stage.left)
+    assert offered.count("1") == 2
+    assert len(stage.store.dead("a")) == 1
+    assert stage.store.payloads("a") == ["2"]
+    assert stage.store.payloads("b") == ["1", "2"]
 
 
 @in_virtual_time

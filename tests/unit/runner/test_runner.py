@@ -103,6 +103,34 @@ async def test_an_event_that_a_paused_filter_does_not_finish_is_not_acked() -> N
     assert stage.store.payloads("a") == ["1"]
 
 
+@in_virtual_time
+async def test_a_trigger_that_is_slow_to_leave_delays_nobody_elses_wish() -> None:
+    """One trigger's hanging filter does not keep another from being paused within a second."""
+    stage = Stage()
+    busy = asyncio.Event()
+
+    async def hangs(stream: AsyncIterator[Message]) -> AsyncIterator[TriggerEvent]:
+        async for message in stream:
+            busy.set()
+            await asyncio.sleep(1e6)
+            yield TriggerEvent(text(message))
+
+    stage.add("a", hangs)
+    stage.add("b", echo)
+    async with stage.running() as runner:
+        stage.publish("1")
+        await busy.wait()
+        await set_state(stage, "a", TriggerState.PAUSED)
+        await asyncio.sleep(1)
+        await set_state(stage, "b", TriggerState.PAUSED)
+        await asyncio.sleep(1)
+        assert runner.status().triggers["a"].phase is Phase.RUNNING
+        assert runner.status().triggers["b"].phase is Phase.STOPPED
+        await set_state(stage, "a", TriggerState.ACTIVE)  # before it has left
+        await asyncio.sleep(10)
+        assert runner.status().triggers["a"].phase is Phase.RUNNING
+
+
 @pytest.mark.parametrize("was_paused", [False, True])
 def test_removing_calls_on_kill_once(was_paused: bool) -> None:
     """`on_kill` is for a trigger that a user removes, running or paused; `cleanup` for every exit."""
@@ -440,6 +468,27 @@ def test_r1_triggers_that_bring_their_stream_share_it_by_key(kind: type[Tail]) -
         assert bool(stage.left) is (kind is Peek)
 
     run()
+
+
+@in_virtual_time
+async def test_apply_moves_a_trigger_that_brings_another_stream_now() -> None:
+    """A trigger whose key changes goes over to its new stream; its old one does not wait for it."""
+    stage = Stage()
+    Tail.broker, Tail.built = stage.broker, []
+
+    def spec(name: str, queue: str) -> TriggerSpec:
+        return TriggerSpec(TriggerDefinition(name, "tests.Tail", {"queue": queue}), lambda: Tail(queue))
+
+    stage.triggers = {"a": spec("a", "old"), "b": spec("b", "old")}
+    async with stage.running() as runner:
+        await asyncio.sleep(1)
+        await runner.apply(stage.stream_specs(), [spec("a", "old"), spec("b", "new")])
+        await asyncio.sleep(1)
+        streams = runner.status().streams
+        assert (streams["Tail"].subscribers, streams["Tail"].missing) == (1, ())
+        assert (streams["Tail#2"].subscribers, streams["Tail#2"].missing) == (1, ())
+        await runner.apply(stage.stream_specs(), [spec("a", "old")])
+        assert set(runner.status().streams) == {"orders", "Tail"}
 
 
 @in_virtual_time
