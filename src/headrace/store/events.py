@@ -36,6 +36,7 @@ _BATCH: Final = 1000
 
 _e = event.alias("e")
 _u = unit.alias("u")
+_IS_OPEN = text(f"e.{OPEN}")
 _newer = event.alias("newer")
 _IS_SUPERSEDED = exists().where(_newer.c.unit_id == _e.c.unit_id, _newer.c.idx == _e.c.idx, _newer.c.generation > _e.c.generation)
 _RECORDS = select(literal_column(EVENT_COLUMNS), _e.c.state, _e.c.due_at, _e.c.settled_at, _e.c.answer).join_from(
@@ -85,17 +86,16 @@ class Events:
         fresh: dict[str, Any] = {"state": EventState.PENDING, "attempts": 0, "due_at": None, "settled_at": None}
 
         def job(connection: Connection, ids: Sequence[int]) -> int:
-            if not new_generation:
-                return connection.execute(update(event).where(event.c.id.in_(ids)).values(fresh)).rowcount
-            units = select(event.c.unit_id).where(event.c.id.in_(ids))
-            connection.execute(update(unit).where(unit.c.id.in_(units)).values(generation=unit.c.generation + 1))
-            raised = select(unit.c.generation).where(unit.c.id == event.c.unit_id).scalar_subquery()
-            return connection.execute(update(event).where(event.c.id.in_(ids)).values(fresh | {"generation": raised})).rowcount
+            values = fresh
+            if new_generation:
+                units = select(event.c.unit_id).where(event.c.id.in_(ids))
+                connection.execute(update(unit).where(unit.c.id.in_(units)).values(generation=unit.c.generation + 1))
+                raised = select(unit.c.generation).where(unit.c.id == event.c.unit_id).scalar_subquery()
+                values = fresh | {"generation": raised}
+            self._database.sql.notify(connection, "events")
+            return connection.execute(update(event).where(event.c.id.in_(ids)).values(values)).rowcount
 
-        retried = await self._in_batches(job, where, eligible)
-        if retried:
-            await self._database.write(lambda connection: self._database.sql.notify(connection, "events"))
-        return retried
+        return await self._in_batches(job, where, eligible)
 
     async def forget(self, where: EventFilter) -> int:
         """Let the messages of these events be derived again when they are delivered again, as a new generation. Their events
@@ -133,10 +133,10 @@ class Events:
         def job(connection: Connection, ids: Sequence[int]) -> int:
             return connection.execute(update(event).where(event.c.id.in_(ids)).values(values)).rowcount
 
-        return await self._in_batches(job, where, text(f"e.{OPEN} AND e.state = 'pending'"))
+        return await self._in_batches(job, where, and_(_IS_OPEN, _e.c.state == EventState.PENDING))
 
     async def _in_batches(
-        self, job: Callable[[Connection, Sequence[int]], int], where: EventFilter, eligible: ColumnElement[bool] | TextClause
+        self, job: Callable[[Connection, Sequence[int]], int], where: EventFilter, eligible: ColumnElement[bool]
     ) -> int:
         """Run the job on those that match, a batch a transaction; what it did makes them no longer eligible."""
         ids = (
@@ -180,7 +180,7 @@ def _purge(connection: Connection, where: ColumnElement[bool]) -> int:
 
 
 def _condition(where: EventFilter) -> ColumnElement[bool]:
-    conditions: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool] | TextClause] = []
     if where.ids is not None:
         conditions.append(_e.c.id.in_(where.ids))
     if where.identities is not None:
@@ -191,6 +191,8 @@ def _condition(where: EventFilter) -> ColumnElement[bool]:
         conditions.append(_u.c.stream == where.stream)
     if where.states is not None:
         conditions.append(_e.c.state.in_(where.states))
+        if not {EventState.DELIVERED, EventState.PURGED}.intersection(where.states):
+            conditions.append(_IS_OPEN)
     if where.older_than is not None:
         conditions.append(_e.c.stored_at <= now() - where.older_than)
     if where.newer_than is not None:

@@ -170,6 +170,7 @@ class Backlog:
     dead: int
     oldest_pending_age: float | None
     """Seconds since the oldest pending event was stored."""
+    pending_by_trigger: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

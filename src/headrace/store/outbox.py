@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection
 
 import orjson
@@ -28,7 +29,9 @@ _NEXT_DUE = """
 SELECT CASE WHEN EXISTS (SELECT 1 FROM headrace_event WHERE state = 'pending' AND due_at IS NULL) THEN 0.0
     ELSE (SELECT min(due_at) FROM headrace_event WHERE due_at IS NOT NULL) - {now} END
 """
-_BACKLOG = f"SELECT state, count(*), {{now}} - min(stored_at) FROM headrace_event WHERE {OPEN} GROUP BY state"
+_BACKLOG = f"""
+SELECT state, trigger_id, count(*), {{now}} - min(stored_at) FROM headrace_event WHERE {OPEN} GROUP BY state, trigger_id
+"""
 
 
 class Outbox:
@@ -91,13 +94,17 @@ class Outbox:
     async def backlog(self) -> Backlog:
         """What waits."""
         rows = await self._database.read(lambda connection: connection.execute(self._words.text(_BACKLOG)).all())
-        counts = {state: count for state, count, _ in rows}
+        totals: Counter[str] = Counter()
+        for state, _, count, _ in rows:
+            totals[state] += count
+        pending = [row for row in rows if row.state == "pending"]
         return Backlog(
-            pending=counts.get("pending", 0),
-            dispatching=counts.get("dispatching", 0),
-            deferred=counts.get("deferred", 0),
-            dead=counts.get("dead", 0),
-            oldest_pending_age=next((age for state, _, age in rows if state == "pending"), None),
+            pending=totals["pending"],
+            dispatching=totals["dispatching"],
+            deferred=totals["deferred"],
+            dead=totals["dead"],
+            oldest_pending_age=max((age for *_, age in pending), default=None),
+            pending_by_trigger={trigger_id: count for _, trigger_id, count, _ in pending},
         )
 
     async def aclose(self) -> None:

@@ -3,9 +3,9 @@
 A unit is what a trigger derived from one delivery; its events hang on it. Times are epoch seconds by the database's clock.
 The partial indexes of `headrace_event` are what keeps claims as cheap beside a million delivered events as beside none:
 
-- `ready`: pending, may be claimed now, in the order of claims;
+- `ready`: pending, may be claimed now, in the order of claims (with the trigger: who has no target is passed over quickly);
 - `due`: waits for a moment, the end of a backoff (pending) or of a claim (dispatching);
-- `open`: not delivered or purged, for what waits and for the dead;
+- `open`: not delivered or purged, for counting what waits and for finding the dead;
 - `kept`: settled, its payload not yet deleted, for retention.
 """
 
@@ -109,9 +109,11 @@ def _partial(name: str, *columns: Any, where: str, unique: bool = False) -> Inde
 
 
 _partial("headrace_event_dedupe", event.c.trigger_id, event.c.dedupe_key, where="dedupe_key IS NOT NULL", unique=True)
-_partial("headrace_event_ready", event.c.priority.desc(), event.c.id, where="state = 'pending' AND due_at IS NULL")
+_partial(
+    "headrace_event_ready", event.c.priority.desc(), event.c.id, event.c.trigger_id, where="state = 'pending' AND due_at IS NULL"
+)
 _partial("headrace_event_due", event.c.due_at, where="due_at IS NOT NULL")
-_partial("headrace_event_open", event.c.state, event.c.stored_at, where=OPEN)
+_partial("headrace_event_open", event.c.state, event.c.trigger_id, event.c.stored_at, where=OPEN)
 _partial("headrace_event_kept", event.c.settled_at, where=KEPT)
 
 attempt = Table(

@@ -179,12 +179,13 @@ async def test_the_backlog_says_what_waits_and_for_how_long(
 ) -> None:
     """Metrics see pending, dispatching and dead events, and the age of the oldest that is pending."""
     await pass_time(outbox, 100)
-    await writing.store(unit("young", 1))
+    await writing.store(unit("young", 1), unit("other", 1, trigger_id="u"))
     events = await outbox.outbox.claim("me", 3, 60)
     await outbox.outbox.mark_dead(events[0], "404")
     await outbox.outbox.mark_delivered(events[1])
     backlog = await outbox.outbox.backlog()
-    assert (backlog.pending, backlog.dispatching, backlog.dead, backlog.deferred) == (8, 1, 1, 0)
+    assert (backlog.pending, backlog.dispatching, backlog.dead, backlog.deferred) == (9, 1, 1, 0)
+    assert backlog.pending_by_trigger == {"t": 8, "u": 1}
     assert 100 <= (backlog.oldest_pending_age or 0) < 160
 
 
@@ -217,6 +218,7 @@ async def test_what_is_settled_is_not_in_the_way(outbox: Store) -> None:
     await outbox.outbox.claim("me", 10, 60, triggers=["t"])
     await outbox.outbox.next_due()
     await outbox.outbox.backlog()
+    await outbox.events.find(EventFilter(trigger_id="t", states=[EventState.PENDING]), limit=1)
     sqlalchemy_event.remove(Engine, "before_cursor_execute", note)
     plans = await outbox.database.read(explain)
     assert len(plans) >= 3

@@ -23,6 +23,7 @@ def open_(url: str) -> Database:
         "mysql://user:hunter2@host/db",
         "sqlite://",
         "sqlite:///:memory:",
+        "sqlite:///x.db?mode=ro",
         "postgresql://user:hunter2@host:port/db",
     ],
 )

@@ -68,4 +68,6 @@ def open_database(url: str, *, busy_timeout: float, connect_timeout: float) -> D
 def _sqlite_path(url: URL) -> str:
     if not url.database or url.database == ":memory:":
         raise ConfigError(["store.url: expected a file (sqlite:///headrace.db): a store in memory would lose what it promised"])
+    if url.query:
+        raise ConfigError([f"store.url: a sqlite address has no options, and this one has {', '.join(url.query)}"])
     return url.database

@@ -40,7 +40,7 @@ WITH new_unit AS (
     WHERE headrace_unit.forgotten
     RETURNING id, trigger_id, message_id, generation, stored_at
 ), derived AS (
-    SELECT nextval(pg_get_serial_sequence('headrace_event', 'id')) AS id, t, m, i, k, d
+    SELECT nextval('headrace_event_id_seq') AS id, t, m, i, k, d
     FROM unnest($6::text[], $7::text[], $8::integer[], $9::text[], $10::text[]) AS row (t, m, i, k, d)
 ), new_event AS (
     INSERT INTO headrace_event (id, unit_id, trigger_id, generation, idx, dedupe_key, payload, size, stored_at)

@@ -61,9 +61,9 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
     )
     _partial_index("dedupe", "trigger_id", "dedupe_key", where="dedupe_key IS NOT NULL", unique=True)
-    _partial_index("ready", sa.text("priority DESC"), "id", where="state = 'pending' AND due_at IS NULL")
+    _partial_index("ready", sa.text("priority DESC"), "id", "trigger_id", where="state = 'pending' AND due_at IS NULL")
     _partial_index("due", "due_at", where="due_at IS NOT NULL")
-    _partial_index("open", "state", "stored_at", where="state IN ('pending', 'dispatching', 'deferred', 'dead')")
+    _partial_index("open", "state", "trigger_id", "stored_at", where="state IN ('pending', 'dispatching', 'deferred', 'dead')")
     _partial_index("kept", "settled_at", where="settled_at IS NOT NULL AND payload IS NOT NULL")
 
     op.create_table(
