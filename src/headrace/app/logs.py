@@ -21,11 +21,13 @@ from headrace.runner.identity import current_identity
 PAYLOAD_KEYS: Final = frozenset({"payload", "payloads", "raw", "raw_event", "value", "body", "kwargs", "data"})
 """Keys of a log line that hold what users' messages hold."""
 
+Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "json", "console"]
+"""`auto`: a console where somebody watches, else JSON."""
 
 
 def configure_logs(
-    *, log_payloads: bool = False, level: str = "INFO", format: Format = "auto", stream: TextIO | None = None
+    *, log_payloads: bool = False, level: Level = "info", format: Format = "auto", stream: TextIO | None = None
 ) -> None:
     """Send everything that is logged in this process to `stream` (default: stderr). May be called again."""
     stream = stream or sys.stderr
@@ -59,7 +61,7 @@ def configure_logs(
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    root.setLevel(level.upper())
     for chatty in ("aiokafka", "asyncio", "alembic", "uvicorn.access", "uvicorn.error", "aiosqlite", "sqlalchemy"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
 

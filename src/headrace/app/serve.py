@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,7 @@ import structlog
 
 from headrace.app.config import Config, load_config
 from headrace.app.http import Api, HttpServer
-from headrace.app.logs import configure_logs
+from headrace.app.logs import Format, Level, configure_logs
 from headrace.app.metrics import Metrics
 from headrace.app.wiring import Targets, class_path, default_settings, stream_specs, trigger_specs
 from headrace.dispatch import Dispatcher
@@ -54,8 +54,9 @@ class _Observing(Metrics):
 class Service:
     """One `serve`. Raises `HeadraceError` when it cannot start and waiting would not help."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, configure_logs: Callable[[Config], None]) -> None:
         self._config = config
+        self._configure_logs = configure_logs
         self._metrics = _Observing()
         self._targets = Targets()
         self._store: Store | None = None
@@ -196,7 +197,7 @@ class Service:
         self._config = config
         self._describe(config)
         self._dispatcher.set_targets(self._targets.of(config))
-        configure_logs(log_payloads=config.general.log_payloads)
+        self._configure_logs(config)
         for warning in config.warnings:
             log.warning(warning)
         log.info("reloaded", streams=len(config.streams), triggers=len(config.triggers))
@@ -279,12 +280,15 @@ class Service:
         log.info("stopped")
 
 
-def serve(path: Path) -> None:
+def serve(path: Path, *, log_level: Level = "info", log_format: Format = "auto") -> None:
     """Load the configuration, and serve it until a signal. Raises `HeadraceError` when that cannot be."""
     config = load_config(path)
-    configure_logs(log_payloads=config.general.log_payloads)
+
+    def configure(config: Config) -> None:
+        configure_logs(log_payloads=config.general.log_payloads, level=log_level, format=log_format)
 
     async def run() -> None:
-        await Service(config).run()
+        await Service(config, configure).run()
 
+    configure(config)
     asyncio.run(run())

@@ -108,6 +108,12 @@ def test_a_wrong_airflow_variable_is_named(tmp_path: Path) -> None:
     assert found == [": the environment variable AIRFLOW__TRIGGERER__SHARED_STREAM_ACK_TIMEOUT: expected a number, found text"]
 
 
+def test_a_mistake_is_named_once(tmp_path: Path) -> None:
+    """A wrong name of a stream, and a trigger that watches it."""
+    found = problems(tmp_path, GOOD.replace("orders:", "or ders:").replace("stream: orders", "stream: or ders"))
+    assert [problem.split(": ")[1] for problem in found] == ["streams.or ders", "triggers.audit.stream"]
+
+
 def test_three_mistakes_are_all_named(tmp_path: Path) -> None:
     """Each has the file, the line, the key and the nearest right name."""
     text = """

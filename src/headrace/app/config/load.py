@@ -113,22 +113,22 @@ class _Loader:
         http = self._validated(("http",), HttpSection, data.get("http"))
         dispatch = self._validated(("dispatch",), DispatchConfig, data.get("dispatch"))
         defaults = self._defaults(data.get("defaults"))
+        named = self._named("streams", data)
         streams = {
             name: stream
-            for name, section in self._named("streams", data).items()
+            for name, section in named.items()
             if (stream := self._stream(name, section, defaults, general)) is not None
         }
-        names = self._named("streams", data)
         triggers = {
             name: trigger
             for name, section in self._named("triggers", data).items()
-            if (trigger := self._trigger(name, section, names)) is not None
+            if (trigger := self._trigger(name, section, named)) is not None
         }
         for name, trigger in triggers.items():
             for text in dispatch.problems({name: trigger.target_config}):
                 document.problem(("triggers", name, "target"), text.partition(": ")[2])
         if not store.secret_keys:
-            self._warn_of_open_secrets(triggers)
+            self._warn_of_open_secrets()
         return Config(document.path, store, http, dispatch, defaults, general, streams, triggers, tuple(self._warnings))
 
     def _validated(self, path: KeyPath, model: type[M], data: Any) -> M:
@@ -273,9 +273,12 @@ class _Loader:
             self._document.problem((*path, "kwargs", name) if name else (*path, "kwargs"), text)
         return found
 
-    def _warn_of_open_secrets(self, triggers: Collection[str]) -> None:
-        for name in triggers:
-            path = ("triggers", name, "kwargs")
-            found = [at for at in self._document.lines if at[:3] == path and len(at) > 3]
-            if any(at in self._document.substituted or _SECRET_WORDS.search(str(at[-1])) for at in found):
-                self._warnings.append(f"{dotted(path)}: may hold secrets, and is stored unencrypted: set store.secret_keys")
+    def _warn_of_open_secrets(self) -> None:
+        open_ones = {
+            path[:3]: None
+            for path in self._document.lines
+            if path[0:1] == ("triggers",) and path[2:3] == ("kwargs",) and len(path) > 3
+            if path in self._document.substituted or _SECRET_WORDS.search(str(path[-1]))
+        }
+        for path in open_ones:
+            self._warnings.append(f"{dotted(path)}: may hold secrets, and is stored unencrypted: set store.secret_keys")
