@@ -12,6 +12,8 @@ class Backoff:
     `clock` is in seconds. After `calm` seconds without a failure the next delay is the first again.
     """
 
+    __slots__ = ("_calm", "_clock", "_failures", "_first", "_last", "_until")
+
     def __init__(self, first: float, last: float, *, calm: float = 60.0, clock: Callable[[], float]) -> None:
         self._first = first
         self._last = last

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +28,9 @@ SUSPECT_SECONDS: Final = 900.0
 """How long after its last failure an event stays a suspect. Longer than brokers let a failed event wait."""
 
 
+_clearing: set[asyncio.Task[None]] = set()
+
+
 class Failures(NamedTuple):
     attempts: int
     error: str
@@ -39,9 +41,12 @@ class Failures(NamedTuple):
 class Suspects:
     """Events that failed lately, with how often. Bounded in number and time."""
 
+    __slots__ = ("_clock", "_failures")
+
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._failures: OrderedDict[str, Failures] = OrderedDict()
+        self._failures: dict[str, Failures] = {}
+        """Oldest first."""
 
     def __bool__(self) -> bool:
         now = self._clock()
@@ -57,7 +62,7 @@ class Suspects:
         self._failures.pop(name, None)
         self._failures[name] = Failures(attempts, error, self._clock())
         while len(self._failures) > SUSPECTS_KEPT:
-            self._failures.popitem(last=False)
+            del self._failures[next(iter(self._failures))]
 
     def get(self, name: str) -> Failures | None:
         """How it failed, as far as is remembered."""
@@ -90,14 +95,12 @@ class Place:
         self.suspects = Suspects(asyncio.get_running_loop().time)
         self.unanswered = 0
         """Units that the store has not answered."""
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Future[None] | None = None
         self._key = key
         self._manager = manager
         self._submitter = submitter
         self._attempts = attempts
         self._observer = observer
-        self._clearing: set[asyncio.Task[None]] = set()
 
     # The engine.
 
@@ -142,7 +145,6 @@ class Place:
     ) -> None:
         raw = None if hand is None else hand.raw_event
         self.unanswered += 1
-        self._idle.clear()
         self._submitter.submit(
             Unit(
                 self.trigger_id,
@@ -158,17 +160,15 @@ class Place:
 
     def _answered(self, stored: bool) -> None:
         self.unanswered -= 1
-        if not self.unanswered:
-            self._idle.set()
+        if not self.unanswered and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     async def answered(self, timeout: float | None = None) -> bool:
         """Wait until the store has answered for all units, at most `timeout` seconds; whether it has."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        if self.unanswered:
+            self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._idle,), timeout=timeout)
+        return not self.unanswered
 
     # Attempts.
 
@@ -194,8 +194,8 @@ class Place:
             self.suspects.clear(name)
         if hand.event_id is not None and not derived:
             task = asyncio.get_running_loop().create_task(self._clear(hand.event_id))
-            self._clearing.add(task)
-            task.add_done_callback(self._clearing.discard)
+            _clearing.add(task)
+            task.add_done_callback(_clearing.discard)
 
     async def _clear(self, message_id: str) -> None:
         try:

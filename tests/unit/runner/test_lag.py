@@ -69,3 +69,22 @@ async def test_a_task_that_is_no_triggers_is_named_by_its_own_name(caplog: pytes
     watch.stop()
     assert blocked[0][0] is None
     assert "by housekeeping, at " in caplog.text
+
+
+async def test_a_busy_loop_blames_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """Many tasks that each take a little keep the loop from turning too, and none of them is to blame."""
+    blocked: list[tuple[str | None, float]] = []
+    watch = LoopWatch(trigger_of, lambda name, seconds: blocked.append((name, seconds)), blocked_after=0.2)
+    watch.start()
+
+    async def brief() -> None:
+        until = time.monotonic() + 0.03
+        while time.monotonic() < until:
+            sum(range(100))
+
+    with caplog.at_level(logging.WARNING):
+        await asyncio.gather(*(asyncio.get_running_loop().create_task(brief(), name=f"trigger {n}") for n in range(30)))
+        await wait_for(lambda: blocked)
+    watch.stop()
+    assert blocked[0][0] is None
+    assert "many tasks, none of them alone" in caplog.text
