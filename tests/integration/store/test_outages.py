@@ -8,7 +8,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event, text
 
 from headrace.errors import StoreUnavailable
 from headrace.store import EventFilter, Store, Unit
@@ -199,6 +199,33 @@ async def test_x2_cut_connections_are_replaced(postgresql: Any, write_to: Any, u
     assert [each.message_id for each in writing.stored] == [str(n) for n in range(200)]
     assert await payloads(store) == list(range(200))
     await admin.close()
+    await store.aclose()
+    await asyncio.to_thread(postgresql.drop_database, url)
+
+
+@pytest.mark.integration
+async def test_x2_a_deadlock_is_undone_and_tried_again(postgresql: Any) -> None:
+    """X2: of two transactions in each other's way PostgreSQL ends one; it is run again, and its caller sees nothing of it."""
+    url = await asyncio.to_thread(postgresql.create_database)
+    store = await Store.open(url)
+    for name in ("a", "b"):
+        await store.leases.acquire(name, "me", 60)
+    runs = 0
+
+    def lock_both(*names: str) -> Callable[[Connection], None]:
+        def job(connection: Connection) -> None:
+            nonlocal runs
+            runs += 1
+            for name in names:
+                connection.execute(text("UPDATE headrace_lease SET token = token + 1 WHERE name = :name"), {"name": name})
+                connection.execute(text("SELECT pg_sleep(0.2)"))
+
+        return job
+
+    await asyncio.gather(store.database.write(lock_both("a", "b")), store.database.write(lock_both("b", "a")))
+    assert runs == 3
+    tokens = [lease.token for name in "ab" if (lease := await store.leases.acquire(name, "me", 60))]
+    assert tokens == [4, 4]
     await store.aclose()
     await asyncio.to_thread(postgresql.drop_database, url)
 

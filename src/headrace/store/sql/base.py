@@ -18,7 +18,6 @@ EVENT_COLUMNS = (
 )
 """Of an event `e` and its unit `u`, in the order `stored_event` takes."""
 
-
 UnitRow = tuple[str, str, str | None, str | None, float | None]
 """Trigger id, message key, stream, lane, published at."""
 EventRow = tuple[str, str, int, str | None, str]
@@ -102,6 +101,7 @@ def as_json(rows: Sequence[Any]) -> str:
 
 
 def marks_as_json(marks: Sequence[Mark]) -> str:
+    """Marks as objects with their fields' names."""
     return as_json(
         [
             {"id": mark.id, "token": mark.token, "outcome": mark.outcome, "delay": mark.delay, "answer": mark.answer}

@@ -136,9 +136,6 @@ class SqliteSql:
         connection.exec_driver_sql(_CLAIM, (owner, lease_seconds, ids))
         return sorted(map(stored_event, _json(connection, _CLAIMED, ids)), key=by_priority)
 
-    def notify(self, connection: Connection, topic: str) -> None:
-        """Nobody can listen: other processes poll."""
-
     def mark(self, connection: Connection, marks: Sequence[Mark]) -> set[int]:
         document = marks_as_json(marks)
         held = set(_json(connection, _SELECT_HELD, document))
@@ -146,6 +143,9 @@ class SqliteSql:
             connection.exec_driver_sql(_INSERT_ATTEMPTS, (document,))
             connection.exec_driver_sql(_MARK, (document,))
         return held
+
+    def notify(self, connection: Connection, topic: str) -> None:
+        """Nobody can listen: other processes poll."""
 
 
 def _events(events: Sequence[EventRow]) -> tuple[str, bytes]:
