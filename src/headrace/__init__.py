@@ -11,6 +11,7 @@ from headrace.errors import (
     StreamError,
     SubscriberOverflow,
 )
+from headrace.streams.batch import EventBatch
 from headrace.streams.contract import (
     DEFAULT_ACK_TIMEOUT,
     DEFAULT_SUBSCRIBER_QUEUE_MAX,
@@ -39,6 +40,7 @@ __all__ = [
     "Capabilities",
     "ConfigError",
     "Connector",
+    "EventBatch",
     "EventInHand",
     "HeadraceError",
     "LaneLost",

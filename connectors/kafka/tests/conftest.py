@@ -15,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 from headrace_kafka import KafkaConfig, KafkaProducer
 from headrace_kafka.message import KafkaMessage
 
-from headrace.streams.contract import AdvanceItem, AdvanceOutcome, LaneLost
+from headrace import AdvanceItem, AdvanceOutcome, LaneLost
 from headrace.testing.brokers import Kafka
 from headrace.testing.waiting import eventually
 

@@ -13,7 +13,7 @@ from aiokafka import TopicPartition, errors
 from headrace_kafka.commits import Commits
 from headrace_kafka.lanes import Lane, Lanes
 
-from headrace.errors import SourceMisconfigured, SourceUnavailable
+from headrace import SourceMisconfigured, SourceUnavailable
 from headrace.testing.virtual_time import in_virtual_time
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import SourceUnavailable
-from headrace.streams.contract import AdvanceOutcome
+from headrace import AdvanceOutcome, SourceUnavailable
 from headrace.testing.brokers.mock_kafka import Api, Fault
 from headrace.testing.waiting import eventually
 

@@ -11,8 +11,8 @@ from headrace_kafka import CONNECTOR, KafkaConfig
 from headrace_kafka.client import connection_options
 from pydantic import ValidationError
 
+from headrace import SourceMisconfigured
 from headrace.connector import installed_connectors, load_connector
-from headrace.errors import SourceMisconfigured
 from headrace.testing.readme import is_current
 
 BASE: dict[str, Any] = {"bootstrap_servers": "a:9092, b:9092", "topics": ["orders"], "group_id": "g"}

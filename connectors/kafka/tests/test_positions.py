@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import SourceMisconfigured
-from headrace.streams.contract import AdvanceOutcome
+from headrace import AdvanceOutcome, SourceMisconfigured
 from headrace.testing.waiting import eventually
 
 pytestmark = pytest.mark.integration

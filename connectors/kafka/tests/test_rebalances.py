@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from headrace_kafka import KafkaProducer
 
-from headrace.errors import SourceMisconfigured
+from headrace import AdvanceItem, AdvanceOutcome, SourceMisconfigured
 from headrace.runner.hosting import HostedProducer
-from headrace.streams.contract import AdvanceItem, AdvanceOutcome
 from headrace.testing.waiting import eventually
 
 pytestmark = pytest.mark.integration

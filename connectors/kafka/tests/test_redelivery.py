@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import SourceMisconfigured, SourceUnavailable
-from headrace.streams.contract import AdvanceItem, AdvanceOutcome, Rejection
+from headrace import AdvanceItem, AdvanceOutcome, Rejection, SourceMisconfigured, SourceUnavailable
 from headrace.testing.brokers.mock_kafka import Api, Fault
 from headrace.testing.waiting import eventually
 

@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from headrace_kafka import KafkaProducer
 
-from headrace.errors import HeadraceError, SourceMisconfigured, SourceUnavailable
-from headrace.streams.contract import AdvanceItem, AdvanceOutcome
+from headrace import AdvanceItem, AdvanceOutcome, HeadraceError, SourceMisconfigured, SourceUnavailable
 from headrace.testing.brokers.process import free_port
 
 pytestmark = pytest.mark.integration

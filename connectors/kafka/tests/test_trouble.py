@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from headrace_kafka import CONNECTOR, KafkaConfig, KafkaProducer
 
-from headrace.connector import Message
-from headrace.errors import SourceUnavailable
+from headrace import Message, SourceUnavailable
 from headrace.testing.brokers.process import free_port
 from headrace.testing.waiting import eventually
 

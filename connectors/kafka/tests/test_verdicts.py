@@ -9,7 +9,7 @@ from headrace_kafka.lanes import Lane
 from headrace_kafka.message import KafkaMessage
 from headrace_kafka.verdicts import judge
 
-from headrace.streams.contract import AdvanceItem, AdvanceOutcome
+from headrace import AdvanceItem, AdvanceOutcome
 
 ACKED = AdvanceOutcome(acked=3, failed=0)
 FAILED = AdvanceOutcome(acked=2, failed=1)

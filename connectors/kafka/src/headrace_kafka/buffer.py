@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from headrace.streams.batch import EventBatch
-from headrace.streams.contract import LaneLost
+from headrace import EventBatch, LaneLost
 from headrace_kafka.lanes import Lane, Run
 from headrace_kafka.message import KafkaMessage, Records, sizes_of
 

@@ -19,8 +19,7 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from aiokafka.errors import KafkaError
 from aiokafka.structs import RecordMetadata
 
-from headrace.connector import Message
-from headrace.errors import HeadraceError, SourceMisconfigured, SourceUnavailable
+from headrace import HeadraceError, Message, SourceMisconfigured, SourceUnavailable
 from headrace_kafka.config import KafkaConfig
 from headrace_kafka.errors import explain
 from headrace_kafka.security import security_options

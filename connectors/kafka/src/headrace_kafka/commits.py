@@ -15,7 +15,7 @@ from contextlib import suppress
 from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError, KafkaError
 
-from headrace.errors import HeadraceError, SourceUnavailable
+from headrace import HeadraceError, SourceUnavailable
 from headrace_kafka.lanes import Lane, Lanes
 
 log = logging.getLogger(__name__)

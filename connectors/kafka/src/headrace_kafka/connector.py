@@ -8,9 +8,7 @@ from typing import Any, Final
 
 from aiokafka.errors import KafkaError
 
-from headrace.connector import Connector, Message
-from headrace.errors import SourceMisconfigured, SourceUnavailable
-from headrace.streams.contract import SharedStreamProducer
+from headrace import Connector, Message, SharedStreamProducer, SourceMisconfigured, SourceUnavailable
 from headrace_kafka.client import send, start_producer, stop
 from headrace_kafka.config import KafkaConfig
 from headrace_kafka.errors import explain

@@ -15,8 +15,7 @@ from typing import Any, Final
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from headrace.errors import HeadraceError, SourceUnavailable
-from headrace.streams.contract import AdvanceOutcome
+from headrace import AdvanceOutcome, HeadraceError, SourceUnavailable
 from headrace_kafka.client import Header, send, stop
 from headrace_kafka.message import KafkaMessage
 

@@ -7,7 +7,7 @@ import ssl
 from aiokafka import errors
 from aiokafka.errors import KafkaError
 
-from headrace.errors import HeadraceError, SourceMisconfigured, SourceUnavailable
+from headrace import HeadraceError, SourceMisconfigured, SourceUnavailable
 from headrace_kafka.config import KafkaConfig
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from aiokafka.structs import ConsumerRecord
 
-from headrace.connector import Message
+from headrace import Message
 
 if TYPE_CHECKING:
     from headrace_kafka.lanes import Run

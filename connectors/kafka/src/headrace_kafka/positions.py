@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from aiokafka import TopicPartition
 
-from headrace.errors import SourceMisconfigured
+from headrace import SourceMisconfigured
 from headrace_kafka.client import GroupConsumer
 from headrace_kafka.config import KafkaConfig
 from headrace_kafka.lanes import Change, Lane, Lanes

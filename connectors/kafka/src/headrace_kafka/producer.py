@@ -15,9 +15,7 @@ from typing import Any, Final
 
 from aiokafka import TopicPartition
 
-from headrace.errors import HeadraceError
-from headrace.streams.batch import EventBatch
-from headrace.streams.contract import AdvanceItem, Capabilities, LaneLost, SharedStreamProducer
+from headrace import AdvanceItem, Capabilities, EventBatch, HeadraceError, LaneLost, SharedStreamProducer
 from headrace_kafka.buffer import Buffer
 from headrace_kafka.client import start_producer
 from headrace_kafka.commits import Commits
@@ -32,8 +30,8 @@ from headrace_kafka.verdicts import judge
 
 log = logging.getLogger(__name__)
 
-CAPABILITIES: Final = Capabilities(ordered=True, parallel_advances=256, replayable=True)
-"""`advance` mostly waits for a commit that all lanes share, so many may wait at once."""
+CAPABILITIES: Final = Capabilities(ordered=True, parallel_advances=32, replayable=True)
+"""`advance` mostly waits for a commit that all lanes share, so several wait at once; more would cost more than they bring."""
 
 STOP_SECONDS: Final = 4.0
 """How long leaving the group may take: less than a stream gives its producer to close."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiokafka.abc import AbstractTokenProvider
 
-from headrace.errors import SourceMisconfigured
+from headrace import SourceMisconfigured
 from headrace_kafka.config import KafkaConfig
 
 

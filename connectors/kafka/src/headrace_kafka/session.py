@@ -16,7 +16,7 @@ from typing import Any, Final
 from aiokafka import ConsumerRebalanceListener, TopicPartition, errors
 from aiokafka.errors import KafkaError
 
-from headrace.errors import HeadraceError, SourceUnavailable
+from headrace import HeadraceError, SourceUnavailable
 from headrace_kafka.client import NOBODY, Membership, build_consumer, start, stop
 from headrace_kafka.commits import Commits
 from headrace_kafka.config import KafkaConfig

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headrace.streams.contract import AdvanceItem, AdvanceOutcome
+from headrace import AdvanceItem, AdvanceOutcome
 from headrace_kafka.lanes import Run
 from headrace_kafka.message import KafkaMessage
 
