@@ -9,6 +9,7 @@ Read next: `attempt.py` for what becomes of an event, `claims.py` for the leases
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +36,7 @@ CLAIM_GAP: Final = 0.005
 """Seconds between claims while events keep coming, so that slots which become free meanwhile are claimed for together."""
 
 logger = structlog.stdlib.get_logger("headrace.dispatch")
+level = logging.getLogger("headrace.dispatch")
 
 
 @dataclass(eq=False, slots=True)
@@ -259,7 +261,8 @@ class Dispatcher:
         if not held:
             logger.warning("the result came too late: another has the event by now", outcome=verdict.outcome)
         elif verdict.outcome == "delivered":
-            logger.debug("delivered", answer=verdict.answer)
+            if level.isEnabledFor(logging.DEBUG):  # structlog takes ten times as long to find out
+                logger.debug("delivered", answer=verdict.answer)
         elif verdict.outcome == "retry":
             logger.info("not delivered", answer=verdict.answer, retry_in=round(delay, 1), exc_info=verdict.error)
         else:

@@ -23,7 +23,7 @@ class TargetConfig(BaseModel):
 
     timeout: PositiveSeconds = 10.0
     """How long one call may take; it must be shorter than the dispatcher's lease."""
-    max_concurrency: Annotated[int, Field(ge=1)] = 32
+    max_concurrency: Annotated[int, Field(ge=1)] = 64
     """Calls of this target that run at once, in each replica."""
     max_attempts: Annotated[int, Field(ge=1)] = 20
     """Calls until an event is dead. With the backoff from 1 s to 1 h, 20 bear an outage of about eight hours."""
