@@ -132,6 +132,14 @@ class Cluster:
         sent = [await self._producer.send(topic, value, **options) for value in values]
         return [(await future).offset for future in sent]
 
+    async def publish_compressed(self, topic: str, value: bytes, compression: str) -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=self.address, compression_type=compression)
+        await producer.start()
+        try:
+            await producer.send_and_wait(topic, value)
+        finally:
+            await producer.stop()
+
     async def publish_raw(self, topic: str, **record: Any) -> None:
         """Publish a record that aiokafka's `send` refuses (key and value null)."""
         producer = AIOKafkaProducer(bootstrap_servers=self.address)

@@ -299,5 +299,5 @@ class History(RuleBasedStateMachine):
         assert self.lane.settled <= self.lane.position <= self.lane.ahead  # type: ignore[operator]
 
 
-History.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+History.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 test_any_history = pytest.mark.filterwarnings("default")(History.TestCase)

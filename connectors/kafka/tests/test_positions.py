@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from aiokafka import codec
 
 from headrace import AdvanceOutcome, SourceMisconfigured
 from headrace.testing.waiting import eventually
@@ -79,6 +80,23 @@ async def test_unacknowledged_mode_commits_nothing(cluster: Any) -> None:
     await driven.next(3)
     await driven.close()
     assert await cluster.committed(config) is None
+
+
+def test_every_compression_can_be_read() -> None:
+    """What Kafka's producers compress with can be read with what is installed beside the connector."""
+    assert codec.has_gzip()
+    assert codec.has_snappy()
+    assert codec.has_lz4()
+    assert codec.has_zstd()
+
+
+@pytest.mark.parametrize("compression", ["gzip", "lz4"])  # the others want libraries of a machine's own in the broker
+async def test_compressed_messages_are_read(cluster: Any, compression: str) -> None:
+    """A compressed batch comes as it was written."""
+    config = cluster.config(cluster.topic())
+    await cluster.publish_compressed(config.topics[0], b"x" * 10_000, compression)
+    (message,) = await cluster.open(config).next(1)
+    assert message.value == b"x" * 10_000
 
 
 async def retained_from(cluster: Any, *, at: int, committed: int, **options: Any) -> Any:

@@ -22,6 +22,7 @@ from aiokafka.structs import RecordMetadata
 from headrace import HeadraceError, Message, SourceMisconfigured, SourceUnavailable
 from headrace_kafka.config import KafkaConfig
 from headrace_kafka.errors import explain
+from headrace_kafka.quiet import quieten
 from headrace_kafka.security import security_options
 
 Header = tuple[str, bytes | None]
@@ -168,6 +169,7 @@ async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
 
 def connection_options(config: KafkaConfig) -> dict[str, Any]:
     """What every client of this config has in common. Raises `SourceMisconfigured` for what cannot be loaded."""
+    quieten()
     return {
         "bootstrap_servers": list(config.bootstrap_servers),
         "client_id": config.client_id,
