@@ -27,7 +27,7 @@ MAX_COUNTED: Final = 100
 class Delivery(AsyncIterator[Any]):
     """Raw events for one run of a filter; `inner` is the manager's iterator."""
 
-    __slots__ = ("_events", "_hand", "_inner", "_next", "_parked", "_place", "_suspect", "_writes")
+    __slots__ = ("_events", "_hand", "_inner", "_is_over", "_next", "_parked", "_place", "_suspect", "_writes")
 
     def __init__(self, place: Place, inner: AsyncIterator[Any]) -> None:
         self._place = place
@@ -37,6 +37,7 @@ class Delivery(AsyncIterator[Any]):
         self._hand: EventInHand | None = None
         self._suspect: EventInHand | None = None
         self._parked: asyncio.Event | None = None
+        self._is_over = False
         self._next: Callable[[], Awaitable[Any]] = self._pull_watchfully if place.suspects else inner.__anext__
 
     def __aiter__(self) -> Delivery:
@@ -52,6 +53,8 @@ class Delivery(AsyncIterator[Any]):
 
     def collect(self, event: TriggerEvent) -> None:
         """Take what the filter yielded. Raises `TypeError` for anything but a `TriggerEvent`."""
+        if self._is_over:
+            raise RuntimeError("this run of the filter is over")
         if not isinstance(event, TriggerEvent):
             raise TypeError(f"a filter yields TriggerEvent, not {type(event).__name__}")
         if not self._events:
@@ -81,11 +84,16 @@ class Delivery(AsyncIterator[Any]):
         self._pass_suspect(derived=True)
         return not hand.gated and self._place.is_congested
 
-    def discard(self) -> None:
-        """Forget what was derived from the event in hand: the filter raised."""
+    def close(self) -> None:
+        """The run is over: forget what was derived and not submitted. Code that outlives its run reaches nothing through this."""
+        self._is_over = True
         self._events = []
         self._writes = []
         self._suspect = None
+        self._next = self._refuse
+
+    async def _refuse(self) -> Any:
+        raise RuntimeError("this run of the filter is over")
 
     async def _after_room(self) -> Any:
         await self._place.room()

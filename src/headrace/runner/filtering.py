@@ -136,9 +136,9 @@ class FilterRun(Run):
             await asyncio.wait((task, self._lost), return_when=asyncio.FIRST_COMPLETED)
         finally:
             await self._end_user_task()
+            delivery.close()
         if task.done() and not task.cancelled() and task.exception() is None and task.result():
             return None
-        delivery.discard()
         self._check_place()
         if task.cancelled():
             return RuntimeError("the filter was cancelled by its own code")

@@ -628,6 +628,38 @@ def test_a_filter_cannot_end_the_process(error: BaseException) -> None:
 
 
 @in_virtual_time
+async def test_a_filter_that_outlives_its_run_reaches_nothing() -> None:
+    """A hung filter that ignores its cancellation is left behind: what it yields later binds to nobody's event."""
+    stage = Stage(ack_timeout=10.0)
+    runs: list[int] = []
+    outcomes: list[str] = []
+
+    async def stubborn(stream: AsyncIterator[Message]) -> AsyncIterator[TriggerEvent]:
+        runs.append(1)
+        is_first = len(runs) == 1
+        try:
+            async for message in stream:
+                if is_first:
+                    for _ in range(3):
+                        try:
+                            await asyncio.sleep(60)
+                        except asyncio.CancelledError:
+                            continue
+                else:
+                    await asyncio.sleep(5)
+                yield TriggerEvent(f"{text(message)} of run {1 if is_first else 2}")
+        finally:
+            outcomes.append("first ended" if is_first else "second ended")
+
+    stage.add("a", stubborn)
+    async with stage.running():
+        stage.publish(*map(str, range(40)), key="p0")
+        await stage.until(lambda: not stage.left)
+        await stage.until(lambda: outcomes == ["first ended"])
+    assert stage.store.payloads("a") == [f"{n} of run 2" for n in range(40)]
+
+
+@in_virtual_time
 async def test_r2_unacknowledged_mode_stores_and_tells_the_broker_nothing() -> None:
     """R2: `acknowledge: false`: the filter sees the same raw events, units are stored, nothing is settled."""
     stage = Stage()
