@@ -194,6 +194,7 @@ class Cursor(AnyCursor):
             self.position()
             self.is_careful = True
             self.iterator.__setstate__(self.segment.count)  # type: ignore[attr-defined]
+            next(self.iterator, None)  # exhausted, it no longer keeps the events
 
     def pull(self) -> Any:
         segment = self.segment
@@ -287,8 +288,11 @@ class Cursor(AnyCursor):
             self._go_through(segment, index)
 
     def oldest_unpulled(self) -> Segment | None:
+        segment: Segment | None
         segment, index = self.position()
-        return segment if index + 1 < segment.count else segment.next
+        while segment is not None and self._next_offered(segment, index + 1) == segment.count:
+            segment, index = segment.next, -1
+        return segment
 
     def detach(self) -> list[tuple[Segment, int]]:
         start, index = self.position()

@@ -25,6 +25,8 @@ from headrace.streams.segment import Harvest, Lane, Run, Segment
 IDLE_LANES: Final = 64
 """Lanes that are kept though they are empty, so that a lane is not made anew for each batch."""
 
+_SETTLED: Final = AdvanceBatch([], [])
+
 
 class Ledger:
     """One stream's events in flight and its subscribers' places.
@@ -55,6 +57,7 @@ class Ledger:
         self._on_news = on_news
         self._tail = Segment(raws=[], payloads=[])
         self._oldest: Segment | None = None
+        self._passed: Segment | None = None
         self._writes: dict[int, Write] = {}
         self._departed: set[AnyCursor] = set()
 
@@ -69,8 +72,9 @@ class Ledger:
         if match is None:
             cursor = self.cursors[id] = Cursor(self, id, self._tail)
             return cursor
-        indexed = self.indexed[id] = IndexedCursor(self, id)
+        indexed = IndexedCursor(self, id)
         self.index.add(indexed, match)
+        self.indexed[id] = indexed
         return indexed
 
     def leave(self, cursor: AnyCursor, *, abandon: bool = False) -> None:
@@ -176,10 +180,15 @@ class Ledger:
             time=now,
         )
         count = segment.count
+        size = segment.bytes_of(range(count))
         self.next_seq += count
         self.in_flight += count
-        self.in_flight_bytes += segment.bytes_of(range(count))
-        self._assign_lanes(segment, batch)
+        self.in_flight_bytes += size
+        if batch.lanes is None:
+            segment.lane = lane = self._lane(batch.lane)
+            self._append(lane, segment, range(count), size)
+        else:
+            self._assign_lanes(segment, batch.lanes)
         self._tail.next = segment
         self._tail = segment
         offered = self._offer_matches(segment) if self.indexed else []
@@ -189,18 +198,14 @@ class Ledger:
                 self._complete()
         return offered
 
-    def _assign_lanes(self, segment: Segment, batch: EventBatch) -> None:
-        if batch.lanes is None:
-            segment.lane = lane = self._lane(batch.lane)
-            self._append(lane, segment, range(segment.count))
-            return
+    def _assign_lanes(self, segment: Segment, keys: list[Hashable]) -> None:
         by_key: dict[Hashable, list[int]] = {}
-        for index, key in enumerate(batch.lanes):
+        for index, key in enumerate(keys):
             by_key.setdefault(key, []).append(index)
         lanes = {key: self._lane(key) for key in by_key}
-        segment.lanes = [lanes[key] for key in batch.lanes]
+        segment.lanes = [lanes[key] for key in keys]
         for key, indices in by_key.items():
-            self._append(lanes[key], segment, indices)
+            self._append(lanes[key], segment, indices, segment.bytes_of(indices))
 
     def _lane(self, key: Hashable) -> Lane:
         lane = self.lanes.get(key)
@@ -208,10 +213,10 @@ class Ledger:
             lane = self.lanes[key] = Lane(key, ordered=self._ordered)
         return lane
 
-    def _append(self, lane: Lane, segment: Segment, indices: Sequence[int]) -> None:
+    def _append(self, lane: Lane, segment: Segment, indices: Sequence[int], size: int) -> None:
         lane.runs.append(Run(segment, indices))
         lane.events += len(indices)
-        lane.bytes += segment.bytes_of(indices)
+        lane.bytes += size
         if not lane.is_ordered:
             return
         if lane.broken is not None or lane.restarting or lane.key in self.restarted:
@@ -282,6 +287,9 @@ class Ledger:
         while segment is not None and not segment.remaining:
             segment.passed_by = None
             self._note(segment.lanes_of(0, segment.count))
+            if self._passed is not None:
+                self._passed.next = None  # nobody is at it any more; kept alive by a stuck event, it must not keep the rest
+            self._passed = segment
             segment = segment.next
         self._oldest = segment
         self.watermark = segment.first if segment is not None else self.next_seq
@@ -298,15 +306,16 @@ class Ledger:
         self.news[segment.lane_at(index)] = None
         self._on_news()
 
-    def release(self, segment: Segment, index: int) -> None:
-        """The event waits for one thing less."""
+    def release(self, segment: Segment, index: int) -> bool:
+        """The event waits for one thing less; whether that was the last and is news."""
         if index not in segment.held or not segment.release(index):
-            return
+            return False
         lane = segment.lane_at(index)
         if (segment, index) in lane.stragglers:
             lane.stragglers.remove((segment, index))
             lane.ready.append((segment, index))
         self.touch(segment, index)
+        return True
 
     # -- writes
 
@@ -326,7 +335,8 @@ class Ledger:
         if not cursor.writes:
             self._departed.discard(cursor)
         self.in_flight_bytes -= write.size
-        self.release(write.segment, write.index)
+        if not self.release(write.segment, write.index):
+            self._on_news()  # there is room for as many bytes
         return write
 
     def confirm(self, write_ids: Iterable[int]) -> None:
@@ -508,7 +518,7 @@ class Ledger:
         lane.bytes -= harvest.bytes
         self.in_flight -= count
         self.in_flight_bytes -= harvest.bytes
-        harvest.items = AdvanceBatch([], [])
+        harvest.items = _SETTLED
         harvest.bytes = 0
 
     # -- time
@@ -521,9 +531,10 @@ class Ledger:
             if reason is not None:
                 overdue.append((cursor, reason))
         for cursor in list(self._departed):
-            for write in self._late_writes(cursor, now, ack_timeout):
-                cursor.forget(write.segment, write.index)
-                self._fail(write.segment, write.index)
+            late = {(write.segment, write.index): None for write in self._late_writes(cursor, now, ack_timeout)}
+            for segment, index in late:
+                cursor.forget(segment, index)
+                self._fail(segment, index)
         return overdue
 
     def _overdue(self, cursor: AnyCursor, now: float, ack_timeout: float, queue_timeout: float) -> str | None:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import lru_cache
 from typing import Any, Final
 
 from headrace.streams.batch import UNKNOWN_SIZE, AdvanceBatch
@@ -18,6 +19,11 @@ from headrace.streams.contract import UNORDERED, AdvanceOutcome, Rejection
 _NO_COUNTS: Final[Mapping[int, int]] = {}
 _NO_REJECTIONS: Final[Mapping[int, list[Rejection]]] = {}
 _NO_INDICES: Final[AbstractSet[int]] = frozenset()
+
+
+@lru_cache(maxsize=256)
+def _clean(size: int) -> AdvanceOutcome:
+    return AdvanceOutcome(size, 0)
 
 
 class Segment:
@@ -153,7 +159,7 @@ class Segment:
     def _outcomes(self, indices: Sequence[int]) -> Iterable[AdvanceOutcome]:
         if self.absent or self.failed or self.rejected or self.void:
             return map(self.outcome, indices)
-        return [AdvanceOutcome(self.size, 0)] * len(indices)
+        return [_clean(self.size)] * len(indices)
 
 
 class Run:
