@@ -115,5 +115,5 @@ def load_connector(name: str) -> Connector:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         listed = ", ".join(known) or "none"
         raise ConfigError([f"unknown connector {name!r}: installed are {listed}{hint}"])
-    connector = found[0].load()
-    return connector() if isinstance(connector, type) else connector
+    loaded: Connector | type[Connector] = found[0].load()
+    return loaded() if isinstance(loaded, type) else loaded
