@@ -79,8 +79,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     server: PostgreSQL = request.getfixturevalue("postgresql")
     url = server.create_database()
     yield url
-    if server.kind == "address":  # the others take their databases along when they go
-        server.drop_database(url)
+    server.drop_database(url)
 
 
 def _launch(config: pytest.Config, name: str, *, own: bool = False, settings: Mapping[str, str] | None = None) -> Server:

@@ -111,17 +111,40 @@ async def test_postgresql_has_its_data_after_a_kill_and_a_stop(own_server: OwnSe
 
 
 async def test_postgresql_databases_are_apart(postgresql: PostgreSQL) -> None:
-    """Each test may have a database of its own; a connection that is still open does not keep one from being dropped."""
+    """Each test may have a database of its own."""
     first, second = postgresql.create_database(), postgresql.create_database()
     await query(first, "CREATE TABLE only_here (n int)")
     with pytest.raises(asyncpg.UndefinedTableError):
         await query(second, "SELECT * FROM only_here")
-    left_open = await asyncpg.connect(first)
     postgresql.drop_database(first)
-    with pytest.raises(asyncpg.InvalidCatalogNameError):
-        await query(first, "SELECT 1")
-    left_open.terminate()
     postgresql.drop_database(second)
+
+
+async def test_postgresql_gives_a_database_again_empty(postgresql: PostgreSQL) -> None:
+    """What a test left in its database, and who was still connected to it, is gone for the next."""
+    url = postgresql.create_database()
+    left_open = await asyncpg.connect(url)
+    await left_open.execute("CREATE SCHEMA mine; CREATE TABLE mine.a (n int); CREATE TABLE b (n int); BEGIN; LOCK b")
+    postgresql.drop_database(url)
+    assert postgresql.create_database() == url
+    with pytest.raises((asyncpg.PostgresConnectionError, asyncpg.InterfaceError, ConnectionError)):
+        await left_open.execute("SELECT 1")
+    left_open.terminate()
+    tables = "SELECT table_name FROM information_schema.tables WHERE table_schema NOT IN ('pg_catalog', 'information_schema')"
+    assert await query(url, tables) == []
+    await query(url, "CREATE TABLE b (n int)")
+    postgresql.drop_database(url)
+
+
+async def test_postgresql_at_an_address_is_left_as_it_was(postgresql: PostgreSQL) -> None:
+    """Databases that we made there are removed at the end."""
+    there = PostgreSQL.at_address(postgresql.address, "HEADRACE_POSTGRESQL")
+    url = there.create_database()
+    there.drop_database(url)
+    there.close()
+    with pytest.raises(asyncpg.InvalidCatalogNameError):
+        await query(url, "SELECT 1")
+    assert postgresql.answers()
 
 
 async def test_postgresql_wants_the_password_and_never_shows_it(postgresql: PostgreSQL) -> None:
@@ -150,8 +173,6 @@ def test_an_answer_at_an_address_is_enough(kafka: Kafka, postgresql: PostgreSQL,
     """A server that runs elsewhere is used as it is, and says its version where its protocol does."""
     there = PostgreSQL.at_address(postgresql.address, "HEADRACE_POSTGRESQL")
     assert (there.version, there.kind) == (postgresql.version, "address")
-    there.close()
-    assert postgresql.answers()
     same = Kafka.at_address(kafka.address, "HEADRACE_KAFKA")
     assert same.description == f"Apache Kafka with metadata.version 30 (at {kafka.address})"
     assert same.partitions("never-made") == []

@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -32,6 +32,20 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
     "log_min_messages": "warning",
 }
 
+_CUT_OFF_OTHERS = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+_EMPTY = """
+DO $$ DECLARE
+    name name;
+BEGIN
+    FOR name IN SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_' AND nspname <> 'information_schema' LOOP
+        EXECUTE format('DROP SCHEMA %I CASCADE', name);
+    END LOOP;
+    CREATE SCHEMA public;
+END $$
+"""
+
 
 class PostgreSQL(Server):
     """A PostgreSQL. `address` is the URL of a database whose user may create others."""
@@ -40,6 +54,10 @@ class PostgreSQL(Server):
     title: ClassVar[str] = "PostgreSQL"
     image: ClassVar[str] = "postgres:17-alpine"
     packages: ClassVar[tuple[str, ...]] = ("postgresql",)
+
+    def __init__(self, backend: Backend, address: str, version: str) -> None:
+        super().__init__(backend, address, version)
+        self._empty: list[str] = []
 
     @classmethod
     def at_address(cls, address: str, variable: str) -> Self:
@@ -110,34 +128,47 @@ class PostgreSQL(Server):
         import asyncpg
 
         try:
-            self._do(lambda connection: connection.fetchval("SELECT 1"))
+            self._do(self.address, "SELECT 1")
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
             return False
         return True
 
     def create_database(self) -> str:
-        """Make an empty database and return its URL. Synchronous; call it through a thread where a loop must go on."""
+        """Give an empty database and return its URL. Synchronous; call it through a thread where a loop must go on.
+
+        One that `drop_database` emptied comes before a new one: making and removing 300 files takes longer than a test.
+        """
+        if self._empty:
+            return self._empty.pop()
         name = f"headrace_{uuid.uuid4().hex}"
-        self._do(lambda connection: connection.execute(f"CREATE DATABASE {name} TEMPLATE template0"))
+        self._do(self.address, f"CREATE DATABASE {name} TEMPLATE template0")
         return urlunsplit(urlsplit(self.address)._replace(path=f"/{name}"))
 
     def drop_database(self, url: str) -> None:
-        """Remove a database that `create_database` made, whoever is still connected to it."""
-        name = urlsplit(url).path.removeprefix("/")
-        self._do(lambda connection: connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+        """Take back a database that `create_database` gave: whoever is still connected is cut off, and nothing stays in it."""
+        self._do(url, _CUT_OFF_OTHERS)
+        self._do(url, _EMPTY)
+        self._empty.append(url)
+
+    def close(self) -> None:
+        if self.kind == "address":  # a server of ours takes its databases along
+            for url in self._empty:
+                self._do(self.address, f"DROP DATABASE {urlsplit(url).path[1:]} WITH (FORCE)")
+        self._empty.clear()
+        super().close()
 
     def _ask_version(self) -> str:
-        shown: str = self._do(lambda connection: connection.fetchval("SHOW server_version"))
+        shown = str(self._do(self.address, "SHOW server_version"))
         return shown.split()[0]
 
-    def _do(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Run some work on a connection of its own, on a loop of its own, so that it may be called from anywhere."""
+    def _do(self, url: str, statement: str) -> Any:
+        """Run a statement on a connection, and a loop, of its own, so that it may be called from anywhere; its first value."""
         import asyncpg
 
         async def connected() -> Any:
-            connection = await asyncpg.connect(self.address, timeout=10.0)
+            connection = await asyncpg.connect(url, timeout=10.0)
             try:
-                return await work(connection)
+                return await connection.fetchval(statement)
             finally:
                 await connection.close(timeout=10.0)
 
