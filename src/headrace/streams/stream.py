@@ -12,7 +12,7 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
@@ -226,9 +226,9 @@ class Stream:
     # -- life
 
     async def _run(self) -> None:
-        helpers = [self._loop.create_task(self._poll())]
+        helpers = [self._helper(self._poll())]
         if self.gated:
-            helpers.append(self._loop.create_task(self._sweep()))
+            helpers.append(self._helper(self._sweep()))
         try:
             await self._over.wait()
         finally:
@@ -238,6 +238,16 @@ class Stream:
             finally:
                 self.state = StreamState.CLOSED
                 self.closed.set()
+
+    def _helper(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task without which the stream cannot go on: should it fail, the stream ends."""
+        task = self._loop.create_task(work)
+        task.add_done_callback(self._helper_ended)
+        return task
+
+    def _helper_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self.end(error)
 
     def end(self, error: Exception | None) -> None:
         """End the stream, synchronously; idempotent. None: it was stopped."""
@@ -318,7 +328,7 @@ class Stream:
             observer=self._observer,
             log=self._log,
         )
-        self._settling = self._loop.create_task(self._pump.run())
+        self._settling = self._helper(self._pump.run())
 
     async def _gather_cohort(self) -> None:
         """Wait out the grace, or only until all who are expected are there."""
