@@ -112,19 +112,22 @@ class Pump:
         self._regulate = regulate
         self._observer = observer
         self._log = log
-        self._news = asyncio.Event()
+        self._idle: list[asyncio.Future[None]] = []
+        """Workers that wait for news; the last to wait is the first to go on."""
         self._loop = asyncio.get_running_loop()
         self._is_stopping = False
         self._has_failed = False
 
     def wake(self) -> None:
-        """A lane may have something to settle."""
-        self._news.set()
+        """A lane may have something to settle: let one worker look, which wakes the next if there is more."""
+        if self._idle:
+            self._idle.pop().set_result(None)
 
     def stop(self) -> None:
         """Settle what is resolved, retry nothing, then let `run` return."""
         self._is_stopping = True
-        self._news.set()
+        while self._idle:
+            self.wake()
 
     async def run(self) -> None:
         """Settle until stopped, with as many calls at once as the settings allow."""
@@ -138,14 +141,25 @@ class Pump:
             while True:
                 harvest = self._next_harvest()
                 if harvest is not None:
+                    if self._ledger.news:
+                        self.wake()
                     await self._settle(harvest, deadline)
                 elif self._is_stopping or self._has_failed:
                     return
                 else:
-                    self._news.clear()
-                    await self._news.wait()
+                    await self._wait()
         finally:
             deadline.close()
+
+    async def _wait(self) -> None:
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._idle.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self._idle:
+                self._idle.remove(waiter)
+            raise
 
     def _next_harvest(self) -> Harvest | None:
         """What to settle next, of the lanes with news."""
@@ -204,4 +218,4 @@ class Pump:
         lane.is_busy = False
         if not lane.is_lost:
             self._ledger.news[lane] = None
-            self._news.set()
+            self.wake()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -93,16 +92,16 @@ class Subscriber:
         self.cursor = cursor
         self.subscription = subscription
         self.on_failed = on_failed
-        self.charges: deque[tuple[float, float]] = deque()
+        self.charges: Sequence[tuple[float, float]] = ()
+        """When the stream had waited for it, and for how long."""
 
     def charge(self, now: float, seconds: float) -> None:
-        self.charges.append((now, seconds))
+        recent = [charge for charge in self.charges if charge[0] > now - OVERFLOW_WINDOW]
+        self.charges = [*recent, (now, seconds)]
 
     def charged(self, now: float) -> float:
         """Seconds that the stream waited for this subscriber in the last `OVERFLOW_WINDOW`."""
-        while self.charges and self.charges[0][0] <= now - OVERFLOW_WINDOW:
-            self.charges.popleft()
-        return sum(seconds for _, seconds in self.charges)
+        return sum(seconds for at, seconds in self.charges if at > now - OVERFLOW_WINDOW)
 
 
 class Stream:
