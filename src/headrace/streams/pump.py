@@ -120,8 +120,11 @@ class Pump:
 
     def wake(self) -> None:
         """A lane may have something to settle: let one worker look, which wakes the next if there is more."""
-        if self._idle:
-            self._idle.pop().set_result(None)
+        while self._idle:
+            waiter = self._idle.pop()
+            if not waiter.done():  # else its worker was cancelled just now
+                waiter.set_result(None)
+                return
 
     def stop(self) -> None:
         """Settle what is resolved, retry nothing, then let `run` return."""
