@@ -115,6 +115,19 @@ class Serve:
         except (aiohttp.ClientError, TimeoutError):
             return None
 
+    async def events_read(self) -> int:
+        """How many events this process has read, as its metrics say; 0 where it does not answer."""
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as session,
+                session.get(f"{self._url}/metrics") as response,
+            ):
+                text = await response.text()
+        except (aiohttp.ClientError, TimeoutError):
+            return 0
+        samples = [line for line in text.splitlines() if line.startswith("headrace_events_read_total{")]
+        return int(sum(float(sample.rpartition(" ")[2]) for sample in samples))
+
     def check(self) -> None:
         """Fail if the process has ended by itself."""
         assert self._process is not None
@@ -525,6 +538,11 @@ class Rig:
 
     async def until(self, condition: Callable[[], bool | Awaitable[bool]], seconds: float = PATIENCE) -> None:
         await eventually(condition, seconds)
+
+    async def all_until_now_settled(self) -> None:
+        """Wait until what is published by now is settled, while the load goes on."""
+        orders = set(range(1, self.published + 1))
+        await self.until(lambda: orders <= self.witness.settled_by.keys())
 
     async def until_count(self, table: str, count: int) -> None:
         async def has() -> bool:
