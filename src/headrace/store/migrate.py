@@ -1,23 +1,26 @@
 """Brings a database to the schema this Headrace knows, in one transaction that others wait for.
 
 The caller's transaction is the lock on SQLite (`BEGIN IMMEDIATE`); on PostgreSQL an advisory lock joins it, so replicas that
-start together come up one after the other.
+start together come up one after the other. Alembic is imported only when there is something to migrate: it takes longer than
+all the rest of opening a store.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.runtime.environment import EnvironmentContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect, text
 
 from headrace.errors import StoreTooNew
 
 VERSION_TABLE = "headrace_version"
+_MIGRATIONS = Path(__file__).parent / "migrations"
 _ADVISORY_LOCK = 0x6865616472616365  # "headrace"
+
+
+def revisions() -> list[str]:
+    """The schemas this Headrace knows, oldest first."""
+    return sorted(path.name.partition("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*_*.py"))
 
 
 def upgrade(connection: Connection) -> tuple[str | None, str]:
@@ -26,36 +29,37 @@ def upgrade(connection: Connection) -> tuple[str | None, str]:
     Raises `StoreTooNew`, and has changed nothing then.
     """
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
-    scripts = _scripts()
-    before = check(connection, scripts)
-    head = scripts.get_current_head()
-    assert head is not None, "the package has no migrations"
-    if before != head:
-        environment = EnvironmentContext(Config(), scripts)
-        environment.configure(
-            connection=connection,
-            fn=lambda revision, context: scripts._upgrade_revs(head, revision),  # what alembic's own command passes here
-            version_table=VERSION_TABLE,
-            transactional_ddl=True,
-        )
-        environment.run_migrations()
-    return before, head
-
-
-def check(connection: Connection, scripts: ScriptDirectory | None = None) -> str | None:
-    """The database's revision; None for an empty one. Raises `StoreTooNew`."""
-    scripts = scripts or _scripts()
-    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    current = context.get_current_revision()
-    known = {script.revision for script in scripts.walk_revisions()}
-    if current is not None and current not in known:
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})"))
+    known = revisions()
+    before = _current(connection)
+    if before is not None and before not in known:
         raise StoreTooNew(
-            f"the database has schema {current}, and this Headrace knows them up to {scripts.get_current_head()}: "
+            f"the database has schema {before}, and this Headrace knows them up to {known[-1]}: "
             "upgrade Headrace, or give it another database (store.url)"
         )
-    return current
+    if before != known[-1]:
+        _run(connection, known[-1])
+    return before, known[-1]
 
 
-def _scripts() -> ScriptDirectory:
-    return ScriptDirectory(str(Path(__file__).parent / "migrations"))
+def _current(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    revision: str | None = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    return revision
+
+
+def _run(connection: Connection, head: str) -> None:
+    from alembic.config import Config
+    from alembic.runtime.environment import EnvironmentContext
+    from alembic.script import ScriptDirectory
+
+    scripts = ScriptDirectory(str(_MIGRATIONS))
+    environment = EnvironmentContext(Config(), scripts)
+    environment.configure(
+        connection=connection,
+        fn=lambda revision, context: scripts._upgrade_revs(head, revision),  # what alembic's own command passes here
+        version_table=VERSION_TABLE,
+        transactional_ddl=True,
+    )
+    environment.run_migrations()
