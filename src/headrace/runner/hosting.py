@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from headrace.runner.bridge import Bridge, Ended
 from headrace.runner.thread import LoopThread, call_threadsafe
-from headrace.streams.batch import EventBatch
+from headrace.streams.batch import AdvanceBatch, EventBatch
 from headrace.streams.contract import UNORDERED, AdvanceItem, AdvanceOutcome, LaneLost, SharedStreamProducer
 
 log = logging.getLogger(__name__)
@@ -207,7 +207,9 @@ class HostedProducer(SharedStreamProducer):
         await self._record_rejections(lane, batch)
         outcomes = [item.outcome for item in batch]
         items = list(map(_item, zip([item.broker_payload.payload for item in batch], outcomes, strict=True)))
-        if self.capabilities.ordered and lane is not UNORDERED and any(map(_breaks, outcomes)):
+        # What ends an old run breaks nothing off: of the new one a part may be with the engine, and the rest must follow it.
+        is_stale = isinstance(batch, AdvanceBatch) and batch.is_stale
+        if self.capabilities.ordered and lane is not UNORDERED and not is_stale and any(map(_breaks, outcomes)):
             await self._thread.call(lambda: self._in_turn(lane, partial(self._break_off, lane, items)))
             self._bridge.release(lane)  # not sooner: the engine takes what comes before this call returns for the old run
         else:

@@ -18,13 +18,17 @@ UNKNOWN_SIZE: Final = 1024
 
 
 class AdvanceBatch(Sequence[AdvanceItem]):
-    """The items of one `advance` call, in columns: an `AdvanceItem` is built when somebody looks at it."""
+    """The items of one `advance` call, in columns: an `AdvanceItem` is built when somebody looks at it.
 
-    __slots__ = ("outcomes", "payloads")
+    `is_stale`: all are of an ordered lane's run that an earlier call broke off, and came when that call was out already.
+    """
 
-    def __init__(self, payloads: list[Any], outcomes: list[AdvanceOutcome]) -> None:
+    __slots__ = ("is_stale", "outcomes", "payloads")
+
+    def __init__(self, payloads: list[Any], outcomes: list[AdvanceOutcome], *, is_stale: bool = False) -> None:
         self.payloads = payloads
         self.outcomes = outcomes
+        self.is_stale = is_stale
 
     @classmethod
     def of(cls, items: Sequence[AdvanceItem]) -> AdvanceBatch:
@@ -45,7 +49,7 @@ class AdvanceBatch(Sequence[AdvanceItem]):
     def __getitem__(self, index: slice) -> AdvanceBatch: ...
     def __getitem__(self, index: int | slice) -> AdvanceItem | AdvanceBatch:
         if isinstance(index, slice):
-            return AdvanceBatch(self.payloads[index], self.outcomes[index])
+            return AdvanceBatch(self.payloads[index], self.outcomes[index], is_stale=self.is_stale)
         return AdvanceItem(self.payloads[index], self.outcomes[index])
 
     def __eq__(self, other: object) -> bool:

@@ -219,15 +219,22 @@ class Lane:
 
 
 class Harvest:
-    """The resolved events of one `advance` call. `breaks`: it carries the failed event that broke its ordered lane. `stale`: they
-    are of the lane's run before the break, and came when the call was out already."""
+    """The resolved events of one `advance` call. `breaks`: it carries the failed event that broke its ordered lane."""
 
-    __slots__ = ("attempts", "breaks", "bytes", "items", "lane", "stale")
+    __slots__ = ("attempts", "breaks", "bytes", "items", "lane")
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.items = AdvanceBatch([], [])
         self.bytes = 0
         self.breaks = False
-        self.stale = False
         self.attempts = 0
+
+    @property
+    def stale(self) -> bool:
+        """Whether its events are of the lane's run before a break: see `AdvanceBatch`."""
+        return self.items.is_stale
+
+    @stale.setter
+    def stale(self, stale: bool) -> None:
+        self.items.is_stale = stale

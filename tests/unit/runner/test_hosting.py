@@ -14,7 +14,7 @@ import pytest
 
 from headrace.errors import SourceMisconfigured, SourceUnavailable
 from headrace.runner.hosting import GIVEN_BACK, Carried, HostedProducer
-from headrace.streams.batch import EventBatch
+from headrace.streams.batch import AdvanceBatch, EventBatch
 from headrace.streams.contract import (
     UNORDERED,
     AdvanceItem,
@@ -233,6 +233,25 @@ async def test_r15_a_call_that_failed_gives_the_same_back_again() -> None:
         await bench.settled_there()
         await bench.hosted.advance(items(FAILED, first))
         assert [[payload[1] for payload, _ in call] for call in bench.inner.advanced] == [[5, 6], [5, 6, 7]]
+
+
+async def test_r15_a_call_that_only_ends_the_old_run_leaves_the_new_one_alone() -> None:
+    """R15: what the engine held of the old run when the lane started again breaks nothing off: of the new run a part may be
+    with the engine already, and a producer that is given the rest back would forget that part."""
+    async with hosting() as bench:
+        bench.feed(events("p0", 5))
+        first = await bench.pull()
+        bench.feed(events("p0", 6))
+        rest = await bench.pull()
+        assert isinstance(rest, EventBatch)
+        await bench.hosted.advance(items(FAILED, first))
+        bench.feed(events("p0", 5))
+        assert bench.numbers(await bench.pull()) == [5]
+        bench.feed(events("p0", 6))
+        await bench.settled_there()
+        await bench.hosted.advance(AdvanceBatch(rest.payloads, [FAILED], is_stale=True))
+        assert bench.inner.advanced[1:] == [[(("p0", 6), FAILED)]]
+        assert bench.numbers(await bench.pull()) == [6]
 
 
 @pytest.mark.parametrize(("ordered", "lane"), [(False, "p0"), (True, UNORDERED)])

@@ -374,6 +374,8 @@ async def test_r15_an_event_of_the_old_run_that_comes_during_the_call_leaves_in_
 async def test_r15_the_rest_of_a_split_batch_is_of_the_old_run() -> None:
     """R15, R17: what the reader still holds of a batch when its lane starts over is not offered, and leaves as failed."""
     manager, source = SharedStreamManager(max_in_flight=2), Source(ordered=True)
+    stale: list[bool] = []
+    source.trouble.extend([lambda batch: stale.append(batch.is_stale)] * 2)
     watching = Filter(manager, source, "a", lambda event: event)
     source.feed(1, 2, 3, 4, lane="x")
     await turns()
@@ -381,6 +383,7 @@ async def test_r15_the_rest_of_a_split_batch_is_of_the_old_run() -> None:
     assert write is not None
     manager.persist_failed([write])
     await turns(60)
+    assert stale == [False, True], "the producer's host can tell the call that breaks the run off from what comes of it later"
     source.feed(1, 2, lane="x")
     await turns(60)
     assert watching.seen == [1, 2, 1, 2]
