@@ -1,4 +1,4 @@
-"""Headrace triggers DAGs from message brokers: one poll feeds every trigger, what they derive is stored, then the broker is told."""
+"""Headrace triggers DAGs from message brokers: one poll feeds every trigger; what they derive is stored, then acknowledged."""
 
 from headrace.connector import Connector, Message
 from headrace.errors import (

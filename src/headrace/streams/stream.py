@@ -137,12 +137,12 @@ class Stream:
         self._producer: SharedStreamProducer | None = None
         self._pump: Pump | None = None
         self._settling: asyncio.Task[None] | None = None
-        self._missing: frozenset[Hashable] = frozenset()
+        self._missing: dict[Hashable, float] = {}
+        """The expected subscribers that are absent or failed, and until when the reader waits for each."""
         self._over = asyncio.Event()
         self._changed = asyncio.Event()
         self._is_reader_waiting = False
         self._has_turned = True
-        self._complete_by: float | None = None
         self._paused: set[Lane] = set()
         self._is_paused = False
         self._away_since: float | None = None
@@ -188,15 +188,12 @@ class Stream:
     @property
     def missing(self) -> frozenset[Hashable]:
         """The expected subscribers that are absent or failed."""
-        return self._missing
+        return frozenset(self._missing)
 
     def _membership_changed(self) -> None:
-        expected = self.expected or frozenset()
-        self._missing = expected - self.ledger.cursors.keys() - self.ledger.indexed.keys()
-        if not self._missing:
-            self._complete_by = None
-        elif self._complete_by is None:
-            self._complete_by = self._loop.time() + self.settings.cohort_grace_period
+        absent = (self.expected or frozenset()) - self.ledger.cursors.keys() - self.ledger.indexed.keys()
+        until = self._loop.time() + self.settings.cohort_grace_period
+        self._missing = {name: self._missing.get(name, until) for name in absent}
         self._changed.set()
 
     def _fail(self, subscriber: Subscriber, error: Exception) -> None:
@@ -359,7 +356,7 @@ class Stream:
         while not self._over.is_set():
             if not self._has_turned:  # the source did not suspend: let the subscribers drain what they have
                 await asyncio.sleep(0)
-            if self._complete_by is not None:
+            if self._missing:
                 await self._await_absent()
             room = self._room(batch)
             if not room:
@@ -406,10 +403,7 @@ class Stream:
 
     async def _await_absent(self) -> None:
         """While an expected subscriber is absent, hold the events back for it, up to the grace."""
-        while not self._over.is_set() and self._complete_by is not None:
-            left = self._complete_by - self._loop.time()
-            if left <= 0:
-                return
+        while not self._over.is_set() and (left := max(self._missing.values(), default=0.0) - self._loop.time()) > 0:
             await self._wait(left)
 
     # -- pressure

@@ -331,6 +331,39 @@ async def test_r5_after_a_failure_the_reader_waits_for_the_restart_up_to_the_gra
 
 
 @in_virtual_time
+async def test_r5_who_goes_missing_later_has_a_grace_of_its_own() -> None:
+    """R5: one who never comes does not use up the grace of another that fails after it."""
+    manager, source = SharedStreamManager(cohort_grace_period=30), Source()
+    names = {"good", "bad", "gone"}
+    good, bad = Filter(manager, source, "good", expected=names), Filter(manager, source, "bad", expected=names)
+    await asyncio.sleep(31)
+    source.feed(1)
+    await turns()
+    await bad.leave(abandon=True)
+    source.feed(2)
+    await asyncio.sleep(10)
+    assert good.seen == [1]
+    back = Filter(manager, source, "bad", expected=names)
+    await asyncio.sleep(25)
+    assert (good.seen, back.seen) == ([1, 2], [2])
+    assert source.counts == {1: (2, 1, 0), 2: (2, 1, 0)}
+    await manager.stop_all()
+
+
+@in_virtual_time
+async def test_r5_the_latest_calls_expected_wins() -> None:
+    """R5: who is on an earlier list only is waited for no longer."""
+    manager, source = SharedStreamManager(cohort_grace_period=30), Source()
+    source.feed(1)
+    Filter(manager, source, "a", expected={"a", "b", "removed"})
+    await asyncio.sleep(2)
+    Filter(manager, source, "b", expected={"a", "b"})
+    await turns()
+    assert source.counts == {1: (2, 0, 0)}
+    await manager.stop_all()
+
+
+@in_virtual_time
 async def test_r5_a_plain_unsubscribe_takes_a_name_off_expected_even_one_that_never_came() -> None:
     """R5: a paused or removed trigger holds nothing up."""
     manager, source = SharedStreamManager(cohort_grace_period=30), Source()
