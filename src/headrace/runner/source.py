@@ -23,7 +23,7 @@ from headrace.store import DeadLetter, Unit
 from headrace.streams.batch import EventBatch, event_id
 from headrace.streams.contract import AdvanceItem, SharedStreamProducer
 from headrace.streams.manager import SharedStreamManager
-from headrace.streams.stream import Stream, StreamSettings
+from headrace.streams.stream import Stream, StreamSettings, Unacknowledged
 from headrace.triggers.base import BaseEventTrigger
 
 log = logging.getLogger(__name__)
@@ -223,28 +223,9 @@ def of_trigger(trigger: BaseEventTrigger) -> Callable[[], SharedStreamProducer]:
     _, kwargs = trigger.serialize()
     if acknowledges(kind):
         return lambda: kind.create_shared_stream_producer(kwargs)
-    return lambda: Opened(lambda: kind.open_shared_stream(kwargs))
+    return lambda: Unacknowledged(lambda: kind.open_shared_stream(kwargs))
 
 
 def acknowledges(kind: type[BaseEventTrigger]) -> bool:
     """Whether a trigger class brings a producer of its own: ack mode."""
     return not getattr(kind.create_shared_stream_producer, "is_default", False)
-
-
-class Opened(SharedStreamProducer):
-    """What a trigger's `open_shared_stream` yields, as a producer that nobody tells anything."""
-
-    def __init__(self, open_shared_stream: Callable[[], AsyncIterator[Any]]) -> None:
-        self._open = open_shared_stream
-
-    async def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
-        events = self._open()
-        try:
-            async for raw in events:
-                yield raw, None
-        finally:
-            if (aclose := getattr(events, "aclose", None)) is not None:
-                await aclose()
-
-    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """There is nobody to tell."""

@@ -98,7 +98,7 @@ async def test_r12_calls_in_flight_are_bounded_by_the_manager_and_the_producer(o
 
 @in_virtual_time
 async def test_r12_unordered_events_settle_one_by_one() -> None:
-    """R12: stragglers of UNORDERED ship when they are ready, many in one call."""
+    """R12, trap: stragglers of UNORDERED ship when they are ready, many in one call."""
     manager, source = SharedStreamManager(), Source()
     watching = Filter(manager, source, "a", lambda event: event if event in (1, 3) else None)
     source.feed(0, 1, 2, 3, 4, lane=UNORDERED)

@@ -91,7 +91,7 @@ async def test_r16_grace_0_fails_a_full_subscriber_after_one_turn() -> None:
 
 @in_virtual_time
 async def test_r16_an_indexed_subscriber_has_a_queue_of_its_own() -> None:
-    """R16: only what matches fills it; who has room for what comes does not wait for it."""
+    """R16, trap: only what matches fills it; who has room for what comes does not wait for it."""
     manager, source = SharedStreamManager(max_subscriber_queue=2, overflow_grace=5), Source()
     stuck = Filter(manager, source, "stuck", lambda event: asyncio.sleep(1000), match={"n": [1]})
     other = Filter(manager, source, "other", match={"n": [2]})

@@ -109,6 +109,23 @@ async def test_r8_a_reject_resolves_at_once_and_what_was_yielded_is_forgotten() 
 
 
 @in_virtual_time
+async def test_r8_who_rejects_and_then_times_out_is_counted_once() -> None:
+    """R8, R9, trap: a reject is past the event, so that the failure of its subscriber concerns only what comes after."""
+    manager, source = SharedStreamManager(ack_timeout=10), Source()
+    stream = manager.subscribe(trigger_id="a", trigger=trigger_of(source), key=KEY)
+    other = Filter(manager, source, "b", lambda event: asyncio.sleep(5))
+    source.feed("bad", "next")
+    await anext(stream)
+    reject_shared_stream_event("malformed")
+    await asyncio.sleep(15)
+    with pytest.raises(AckTimeout):
+        await anext(stream)
+    assert other.errors == []
+    assert source.counts == {"bad": (1, 0, 1), "next": (1, 1, 0)}
+    await manager.stop_all()
+
+
+@in_virtual_time
 async def test_r8_a_reject_anywhere_else_warns_and_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """R8: between events, and in another task."""
     manager, source = SharedStreamManager(), Source()
@@ -130,7 +147,7 @@ async def test_r8_a_reject_anywhere_else_warns_and_does_nothing(caplog: pytest.L
 
 @in_virtual_time
 async def test_r8_a_reject_works_in_a_filter_that_pulls_by_wait_for() -> None:
-    """R8: Python 3.11's wait_for pulls in a child task, which is not the filter's; a cancelled pull takes nothing."""
+    """R8, trap: Python 3.11's wait_for pulls in a child task, which is not the filter's; a cancelled pull takes nothing."""
     manager, source = SharedStreamManager(), Source()
     seen: list[Any] = []
 
@@ -190,7 +207,7 @@ async def test_r9_an_overdue_subscriber_fails_within_a_tenth_of_the_timeout() ->
 
 @in_virtual_time
 async def test_r9_the_clock_of_an_event_does_not_run_while_it_waits_in_the_queue() -> None:
-    """R9: ack_timeout runs from the pull; ten events of 4 s each under a timeout of 10 s all pass."""
+    """R9, trap: ack_timeout runs from the pull, as a sweep sees it; ten events of 4 s each under a timeout of 10 s all pass."""
     manager, source = SharedStreamManager(ack_timeout=10), Source()
     slow = Filter(manager, source, "slow", lambda event: asyncio.sleep(4))
     source.feed(*range(10))
@@ -286,7 +303,7 @@ async def test_r9_an_unclean_leave_fails_the_event_in_hand() -> None:
 
 @in_virtual_time
 async def test_r10_a_refused_write_fails_that_subscribers_event_at_once() -> None:
-    """R10, X2: no stored id, no ack; the subscriber goes on, and its other writes of that event are forgotten."""
+    """R10, X2, trap: no stored id, no ack; the subscriber goes on, and its other writes of that event are forgotten."""
     manager, source = SharedStreamManager(), Source()
     stream = manager.subscribe(trigger_id="a", trigger=trigger_of(source), key=KEY)
     Filter(manager, source, "b")
@@ -328,7 +345,7 @@ async def test_r11_an_event_that_met_nobody_is_not_clean_and_the_stream_reads_on
 
 @in_virtual_time
 async def test_resume_offers_the_event_in_hand_again_and_forgets_what_was_bound() -> None:
-    """The cursor does not move, the older iterator is invalid, the attempt counts, what was bound is forgotten."""
+    """Trap: the cursor does not move, the older iterator is invalid, the attempt counts, what was bound is forgotten."""
     manager, source = SharedStreamManager(), Source()
     stream = manager.subscribe(trigger_id="a", trigger=trigger_of(source), key=KEY)
     source.feed(1, 2, 3)
@@ -377,7 +394,7 @@ async def test_resume_does_not_offer_a_void_event_and_a_reject_after_it_tells_th
 
 @in_virtual_time
 async def test_resume_does_not_restart_the_clock() -> None:
-    """Attempts in place share one ack_timeout."""
+    """R9, trap: attempts in place share one ack_timeout; `resume` starts no clock anew."""
     manager, source = SharedStreamManager(ack_timeout=10), Source()
     stream = manager.subscribe(trigger_id="a", trigger=trigger_of(source), key=KEY)
     source.feed(1)
@@ -413,7 +430,7 @@ async def test_the_event_in_hand_tells_its_identity() -> None:
 
 @in_virtual_time
 async def test_an_indexed_subscriber_is_offered_only_what_matches_and_acks_all() -> None:
-    """The match index: it counts in every cohort, is woken only for matches, and holds only those."""
+    """Trap, the match index: it counts in every cohort, is woken only for matches, and holds only those."""
     manager, source = SharedStreamManager(), Source()
     eu = Filter(manager, source, "eu", lambda event: event["n"], match={"region": ["eu"]})
     us = Filter(manager, source, "us", match={"region": ["us"]})
