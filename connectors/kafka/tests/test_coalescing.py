@@ -114,10 +114,12 @@ async def test_k3_a_late_commit_waits_for_the_next_assignment() -> None:
         broker.failures = [errors.CommitFailedError()]
         settling = asyncio.create_task(broker.settle(4))
         await asyncio.sleep(1)
+        later = asyncio.create_task(broker.settle(5))
+        await asyncio.sleep(1)
         assert not broker.received
         broker.assign([0], unbroken=True)
-        await settling
-        assert broker.received[0][1] == {TopicPartition("t", 0): 5}
+        await asyncio.gather(settling, later)
+        assert broker.received[0][1] == {TopicPartition("t", 0): 6}
 
 
 @in_virtual_time

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import CommitFailedError, CorruptRecordException, RecordTooLargeError
 
-from headrace import AdvanceOutcome, SourceUnavailable
+from headrace import AdvanceOutcome, SourceMisconfigured, SourceUnavailable
 from headrace.testing.brokers.mock_kafka import Api, Fault
 from headrace.testing.waiting import eventually
 
@@ -105,6 +108,61 @@ async def test_k24_all_resolved_commits_the_end(cluster: Any) -> None:
 
     await eventually(is_at_the_end)
     await eventually(lambda: driven.producer.stats()["lag"] == {f"{config.topics[0]}/0": 0})
+    await cluster.publish_transaction(config.topics[0], [b"y"] * 3, commit=False)
+
+    async def is_past_the_aborted() -> bool:
+        return await cluster.committed(config) == 15
+
+    await eventually(is_past_the_aborted)
+    assert not driven.messages
+
+
+async def test_k3_nothing_is_committed_without_a_membership(cluster: Any) -> None:
+    """K3: between losing the membership and the rebalance no commit is sent: the broker might take it for an administrator's."""
+    config = cluster.config(cluster.topic())
+    await cluster.publish(config.topics[0], [b"x"])
+    driven = cluster.open(config)
+    await driven.next(1)
+    session = driven.producer._session
+    session._consumer._coordinator.reset_generation()
+    with pytest.raises(CommitFailedError, match="no member"):
+        await session.commit({TopicPartition(config.topics[0], 0): 1})
+    assert await cluster.committed(config) is None
+
+
+async def test_records_that_a_failed_poll_took_out_are_read_again(cluster: Any) -> None:
+    """aiokafka moves its positions before it hands records over: what is lost with an error in another partition comes again."""
+    config = cluster.config(cluster.topic(2))
+    driven = cluster.open(config)
+    await eventually(lambda: len(driven.producer.stats()["positions"]) == 2)
+    consumer = driven.producer._session._consumer
+    getmany = consumer.getmany
+    failures = 0
+
+    async def failing(*partitions: Any, **options: Any) -> Any:
+        nonlocal failures
+        if (records := await getmany(*partitions, **options)) and failures < 3:
+            failures += 1
+            raise CorruptRecordException
+        return records
+
+    consumer.getmany = failing
+    await cluster.publish(config.topics[0], [b"x"] * 5, partition=0)
+    assert [message.offset for message in await driven.next(5)] == [0, 1, 2, 3, 4]
+    assert failures == 3
+
+
+async def test_a_partition_whose_error_waits_is_not_passed(cluster: Any) -> None:
+    """aiokafka moves on past a message that is too large before it raises: its position is not believed meanwhile."""
+    config = cluster.config(cluster.topic())
+    await cluster.publish(config.topics[0], [b"x"])
+    driven = cluster.open(config)
+    await driven.next(1)
+    consumer, key = driven.producer._session._consumer, TopicPartition(config.topics[0], 0)
+    assert consumer.position_of(key) == 1
+    consumer._fetcher._set_error(key, RecordTooLargeError())
+    assert consumer.position_of(key) is None
+    assert isinstance(await driven.failure(), SourceMisconfigured)
 
 
 async def test_k29_commits_are_coalesced(mock: Any) -> None:
@@ -131,18 +189,21 @@ async def test_k29_commits_are_coalesced(mock: Any) -> None:
 async def test_k3_a_commit_that_the_group_refuses_is_not_fatal(mock: Any, fault: Fault) -> None:
     """K3: REBALANCE_IN_PROGRESS, ILLEGAL_GENERATION and UNKNOWN_MEMBER_ID on a commit end nothing. A lane that is kept
     commits after the new assignment; one whose membership was lost starts anew from what is committed."""
-    config = mock.config(mock.topic(), session_timeout=1.0)
+    config = mock.config(mock.topic(), session_timeout=3.0)
     await mock.publish(config.topics[0], [b"x"] * 10)
     driven = mock.open(config)
     messages = await driven.next(10)
     await driven.advance(messages[:2])
     mock.server.fail_next(Api.OFFSET_COMMIT, fault)
+    began = time.monotonic()
     await driven.advance(messages[2:5])
+    waited = time.monotonic() - began
     if fault is Fault.REBALANCE_IN_PROGRESS:
         assert await mock.committed(config) == 5
         assert not driven.lost
         await driven.advance(messages[5:])
     else:
+        assert waited < 2.0, "a lane is lost with the membership, not when there is a new one"
         again = await driven.next(8)
         assert driven.lost == [(config.topics[0], 0)]
         assert [message.offset for message in again] == list(range(2, 10))

@@ -182,15 +182,16 @@ async def test_k27_a_dead_letter_topic_may_have_fewer_partitions(cluster: Any) -
 async def test_k27_nothing_is_committed_while_the_dead_letter_topic_refuses(cluster: Any) -> None:
     """K27: a dead letter that its topic refuses (too large) is named, and its position is not committed. The next is sent."""
     config = cluster.config(cluster.topic(), dead_letter_topic=cluster.topic(max_message_bytes="2000"))
-    await cluster.publish(config.topics[0], [b"x" * 5000, b"small"])
+    await cluster.publish(config.topics[0], [b"small", b"x" * 5000, b"small"])
     driven = cluster.open(config)
-    messages = await driven.next(2)
+    messages = await driven.next(3)
+    await driven.advance(messages[:1], {0: REJECTED})
     with pytest.raises(SourceMisconfigured, match=r"max\.message\.bytes"):
-        await driven.advance(messages[:1], {0: REJECTED})
-    assert await cluster.committed(config) != 1
-    await driven.advance(messages, {1: REJECTED})
-    assert await cluster.committed(config) == 2
-    assert driven.producer.stats()["dead_letters"] == 1
+        await driven.advance(messages[1:2], {1: REJECTED})
+    assert await cluster.committed(config) == 1
+    await driven.advance(messages[1:], {2: REJECTED})
+    assert await cluster.committed(config) == 3
+    assert driven.producer.stats()["dead_letters"] == 2
 
 
 async def test_k27_a_dead_letter_is_sent_once_however_often_the_commit_fails(mock: Any) -> None:

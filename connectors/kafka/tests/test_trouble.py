@@ -103,6 +103,19 @@ async def test_a_topic_is_made_where_brokers_do_that(own_cluster: Any) -> None:
     await eventually(lambda: driven.producer.stats()["positions"] == {"made/0": 0})
 
 
+async def test_a_stop_that_takes_too_long_leaves_nothing_running(cluster: Any) -> None:
+    """Closing a producer that waits for its group ends in time, and no task of the client goes on behind it."""
+    config = cluster.config(cluster.topic(), session_timeout=20.0)
+    before = asyncio.all_tasks()
+    driven = cluster.open(config)
+    await eventually(lambda: driven.producer.stats()["positions"])
+    driven.producer._session._consumer._coordinator.reset_generation()  # joins again, behind its own old membership
+    await eventually(lambda: driven.producer.stats()["is_rebalancing"])
+    async with asyncio.timeout(8):
+        await driven.close()
+    await eventually(lambda: asyncio.all_tasks() <= before | {asyncio.current_task()})
+
+
 async def test_publish_and_read(cluster: Any) -> None:
     """The connector publishes what its own producer reads."""
     config = cluster.config(cluster.topic())

@@ -152,19 +152,31 @@ async def start(client: AIOKafkaConsumer | AIOKafkaProducer, config: KafkaConfig
 
 
 async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
-    """Disconnect a client, started or not.
+    """Disconnect a client, started or not. When it is cancelled the client is ended all the same.
 
     aiokafka's own `stop` passes on what its tasks ended with, be it an error or the cancellation they got from it, and then
-    leaves its connections open.
+    leaves the others running and its connections open.
     """
     stopping = asyncio.ensure_future(client.stop())
     try:
         await asyncio.wait({stopping})
     finally:
         if not stopping.done() or stopping.cancelled() or stopping.exception() is not None:
-            stopping.cancel()
+            for task in [stopping, *_tasks_of(client)]:
+                task.cancel()
             connections = client._client if isinstance(client, AIOKafkaConsumer) else client.client
             await connections.close()
+
+
+def _tasks_of(client: AIOKafkaConsumer | AIOKafkaProducer) -> Iterable[asyncio.Future[Any]]:
+    """The tasks that a client may have."""
+    found: list[asyncio.Future[Any] | None] = []
+    if isinstance(client, AIOKafkaProducer):
+        found = [client._sender.sender_task]
+    elif (coordinator := client._coordinator) is not None:
+        found = [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]
+        found += [client._fetcher._fetch_task, *client._fetcher._pending_tasks]
+    return (task for task in found if task is not None)
 
 
 def connection_options(config: KafkaConfig) -> dict[str, Any]:
