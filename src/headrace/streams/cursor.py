@@ -90,6 +90,10 @@ class AnyCursor(ABC):
         """Leave the cohort, as one who has passed everything; returns the events never pulled."""
 
     @abstractmethod
+    def void_ahead(self) -> int:
+        """How many of the events that were never pulled are void."""
+
+    @abstractmethod
     def oldest_unpulled(self) -> Segment | None:
         """The segment of the next event to pull, None if there is none."""
 
@@ -287,6 +291,16 @@ class Cursor(AnyCursor):
         else:
             self._go_through(segment, index)
 
+    def void_ahead(self) -> int:
+        segment: Segment | None
+        segment, index = self.position()
+        count = 0
+        while segment is not None:
+            if segment.void:
+                count += sum(later > index for later in segment.void)
+            segment, index = segment.next, -1
+        return count
+
     def oldest_unpulled(self) -> Segment | None:
         segment: Segment | None
         segment, index = self.position()
@@ -378,6 +392,9 @@ class IndexedCursor(AnyCursor):
         self.is_void = True
         if index not in segment.void:
             self.ledger.release(segment, index)
+
+    def void_ahead(self) -> int:
+        return sum(index in segment.void for segment, index in self.queue)
 
     def oldest_unpulled(self) -> Segment | None:
         while self.queue and self.queue[0][1] in self.queue[0][0].void:

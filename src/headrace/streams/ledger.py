@@ -130,16 +130,16 @@ class Ledger:
         room = limit - (self.next_seq - self.watermark)
         full: list[AnyCursor] = []
         if room < len(batch) and self.cursors:
-            places = [(cursor, limit - self.unpulled(cursor)) for cursor in self.cursors.values()]
+            places = [(cursor, limit - self.unpulled(cursor, more_than=limit - len(batch))) for cursor in self.cursors.values()]
             room = min(place for _, place in places)
             full = [cursor for cursor, place in places if place <= 0]
         room = min(max(room, 0), len(batch)) if self.cursors else len(batch)
-        if self.indexed and not full and self.in_flight + room > limit:
+        if self.indexed and self.in_flight + room >= limit:
             coming: dict[IndexedCursor, int] = {}
-            for position, raw in enumerate(batch.raws[:room]):
+            for position, raw in enumerate(batch.raws[: max(room, 1)]):
                 for cursor in self.index.match(raw):
                     coming[cursor] = coming.get(cursor, 0) + 1
-                    if len(cursor.queue) + coming[cursor] > limit:
+                    if coming[cursor] > limit - self.unpulled(cursor, more_than=limit - coming[cursor]):
                         full.append(cursor)
                 if full:
                     return position, full if not position else []
@@ -158,12 +158,14 @@ class Ledger:
             self.full.remove(cursor)
             self._on_news()
 
-    def unpulled(self, cursor: AnyCursor) -> int:
-        """Events that the subscriber may pull and has not."""
+    def unpulled(self, cursor: AnyCursor, *, more_than: int = 0) -> int:
+        """Events that the subscriber may pull and has not; void ones are told apart only if there are `more_than` with them."""
         if isinstance(cursor, IndexedCursor):
-            return len(cursor.queue)
-        segment, index = cursor.position()
-        return self.next_seq - segment.first - index - 1
+            count = len(cursor.queue)
+        else:
+            segment, index = cursor.position()
+            count = self.next_seq - segment.first - index - 1
+        return count - cursor.void_ahead() if count > more_than else count
 
     def publish(self, batch: EventBatch, *, now: float = 0.0, absent: int = 0) -> list[IndexedCursor]:
         """Fan a batch out to the cohort of this moment; returns the indexed subscribers it was offered to, repeats possible.

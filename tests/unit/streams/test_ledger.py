@@ -145,3 +145,26 @@ def test_r17_one_stuck_event_keeps_no_later_segments() -> None:
     ledger.confirm([1])
     pull(cursor)
     assert list(settle(ledger)) == ["stuck"]
+
+
+def test_r16_void_events_take_no_room() -> None:
+    """R16, R15: what nobody is offered any more keeps no subscriber full, neither one that walks nor one that is indexed."""
+    ledger = Ledger()
+    walking, indexed = ledger.join("walking"), ledger.join("indexed", {})
+    batch = EventBatch([{}, {}], [1, 2], lane="y")
+    publish(ledger, {}, lane="z")
+    pull(walking)
+    pull(indexed)
+    publish(ledger, {}, {}, lane="x")
+    assert ledger.admit(batch, 2) == (0, [walking, indexed])
+    ledger.lose_lane("x")
+    assert ledger.admit(batch, 2) == (2, [])
+
+
+def test_r16_all_who_have_no_room_are_named() -> None:
+    """R16: nobody gets one event too many because somebody else is full as well."""
+    ledger = Ledger()
+    walking, indexed = ledger.join("walking"), ledger.join("indexed", {"n": [1]})
+    publish(ledger, {"n": 1}, {"n": 2})
+    assert ledger.admit(EventBatch([{"n": 1}], [3]), 1) == (0, [walking, indexed])
+    assert ledger.admit(EventBatch([{"n": 2}], [3]), 1) == (0, [walking])
