@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from headrace_kafka import CONNECTOR, KafkaConfig, KafkaProducer
 
-from headrace import Message, SourceUnavailable
+from headrace import Message, SourceMisconfigured, SourceUnavailable
 from headrace.testing.brokers.process import free_port
 from headrace.testing.waiting import eventually
 
@@ -125,3 +125,14 @@ async def test_publish_and_read(cluster: Any) -> None:
     assert [(message.value, message.key, message.headers) for message in messages] == [
         (message.value, message.key, message.headers) for message in sent
     ]
+
+
+async def test_publishing_says_what_is_wrong(cluster: Any) -> None:
+    """A missing topic, one that refuses the message, and a stream that names no single topic are told at once."""
+    message = Message(value=b"x" * 5000, id="", source="", timestamp=0.0)
+    with pytest.raises(SourceUnavailable, match="there is no topic lacking"):
+        await CONNECTOR.publish(cluster.config("lacking"), [message])
+    with pytest.raises(SourceMisconfigured, match=r"max\.message\.bytes"):
+        await CONNECTOR.publish(cluster.config(cluster.topic(max_message_bytes="2000")), [message])
+    with pytest.raises(SourceMisconfigured, match="exactly one topic"):
+        await CONNECTOR.publish(cluster.config("one", "two"), [message])

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, errors
+from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import create_conn
 from aiokafka.consumer.fetcher import FetchError
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
@@ -33,7 +34,7 @@ MAX_REQUEST_SIZE: Final = 2**30
 """What may be sent is the broker's to say: a dead letter is a little larger than the message it was."""
 
 
-CREATION_WAITS: Final = (0.1, 0.2, 0.4, 0.8)
+CREATION_WAITS: Final = (0.0, 0.1, 0.2, 0.4, 0.8)
 """Seconds between looks at a topic that may be being made."""
 
 
@@ -76,21 +77,32 @@ class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         state = assignment.state_value(key) if assignment is not None else None
         return state.position if state is not None and state.has_valid_position else None
 
-    async def missing_topics(self, topics: Iterable[str]) -> list[str]:
-        """Those that the cluster does not have, and does not make when asked. Raises `TopicAuthorizationFailedError`."""
-        missing = set(topics) - await self.topics()
-        if not missing:
+
+async def require_topics(client: AIOKafkaConsumer | AIOKafkaProducer, config: KafkaConfig, **topics: Collection[str]) -> None:
+    """Ask a started client for topics, by the option that names them. Raises `SourceUnavailable` for those that the cluster
+    does not have, and does not make when asked; `SourceMisconfigured` for those that may not be used."""
+    connections = client._client if isinstance(client, AIOKafkaConsumer) else client.client
+    try:
+        known = (await connections.fetch_all_metadata()).topics()
+        for option, names in topics.items():
+            if missing := await _ask_for(connections, set(names) - known):
+                raise SourceUnavailable(f"{option}: there is no topic {', '.join(missing)} at {config.servers}; create it")
+    except KafkaError as error:
+        raise explain(error, config) from error
+
+
+async def _ask_for(connections: AIOKafkaClient, topics: set[str]) -> list[str]:
+    """Ask for topics by name, which makes them where the brokers are set up so; returns those that are still missing."""
+    cluster = connections.cluster
+    for wait in CREATION_WAITS:
+        if not topics or all(cluster.partitions_for_topic(topic) for topic in topics):
             return []
-        cluster = self._client.cluster
-        for wait in (0.0, *CREATION_WAITS):
-            await asyncio.sleep(wait)
-            await self._client.set_topics(missing)  # asking for a topic by name makes it, where the brokers are set up so
-            await self._client.force_metadata_update()
-            if forbidden := missing & cluster.unauthorized_topics:
-                raise errors.TopicAuthorizationFailedError(", ".join(sorted(forbidden)))
-            if all(cluster.partitions_for_topic(topic) for topic in missing):
-                return []
-        return sorted(topic for topic in missing if not cluster.partitions_for_topic(topic))
+        await asyncio.sleep(wait)
+        await connections.set_topics(topics)
+        await connections.force_metadata_update()
+        if forbidden := topics & cluster.unauthorized_topics:
+            raise errors.TopicAuthorizationFailedError(", ".join(sorted(forbidden)))
+    return sorted(topic for topic in topics if not cluster.partitions_for_topic(topic))
 
 
 def build_consumer(config: KafkaConfig) -> GroupConsumer:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiokafka.errors import KafkaError
 
 from headrace import Connector, Message, SharedStreamProducer, SourceMisconfigured, SourceUnavailable
-from headrace_kafka.client import send, start_producer, stop
+from headrace_kafka.client import require_topics, send, start_producer, stop
 from headrace_kafka.config import KafkaConfig
 from headrace_kafka.errors import explain
 from headrace_kafka.producer import CAPABILITIES, KafkaProducer
@@ -35,6 +35,7 @@ class KafkaConnector(Connector):
         (topic,) = config.topics
         producer = await start_producer(config)
         try:
+            await require_topics(producer, config, topics=config.topics)
             async with asyncio.timeout(config.request_timeout):
                 futures = [await send(producer, topic, message, list(message.headers)) for message in messages]
                 await asyncio.gather(*futures)

@@ -16,8 +16,8 @@ from typing import Any, Final
 from aiokafka import ConsumerRebalanceListener, TopicPartition, errors
 from aiokafka.errors import KafkaError
 
-from headrace import HeadraceError, SourceUnavailable
-from headrace_kafka.client import NOBODY, Membership, build_consumer, start, stop
+from headrace import HeadraceError
+from headrace_kafka.client import NOBODY, Membership, build_consumer, require_topics, start, stop
 from headrace_kafka.commits import Commits
 from headrace_kafka.config import KafkaConfig
 from headrace_kafka.errors import explain, same_instance_id
@@ -61,12 +61,11 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
     async def connect(self) -> None:
         """Connect, and look at the topics. Raises `SourceUnavailable` or `SourceMisconfigured`, and leaves nothing open."""
         await start(self._consumer, self._config)
+        dead = [] if self._config.dead_letter_topic is None else [self._config.dead_letter_topic]
         try:
-            await self._check_topics()
-        except BaseException as error:
+            await require_topics(self._consumer, self._config, topics=self._config.topics, dead_letter_topic=dead)
+        except BaseException:
             await stop(self._consumer)
-            if isinstance(error, KafkaError):
-                raise explain(error, self._config) from error
             raise
 
     def join(self) -> None:
@@ -76,13 +75,6 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             self._consumer.subscribe(pattern=rf"(?:{self._config.topic_pattern})\Z", listener=self)
         else:
             self._consumer.subscribe(topics=list(self._config.topics), listener=self)
-
-    async def _check_topics(self) -> None:
-        config = self._config
-        dead = () if config.dead_letter_topic is None else (config.dead_letter_topic,)
-        for option, topics in {"topics": config.topics, "dead_letter_topic": dead}.items():
-            if missing := await self._consumer.missing_topics(topics):
-                raise SourceUnavailable(f"{option}: there is no topic {', '.join(missing)} at {config.servers}; create it")
 
     async def stop(self, timeout: float) -> None:
         """Leave the group and disconnect, within the timeout. Lanes are not told."""
