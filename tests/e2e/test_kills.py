@@ -69,7 +69,15 @@ async def test_the_other_replica_takes_over(rig: Rig, kills: int) -> None:
     assert living.tracebacks() == dying.tracebacks() == []
 
 
-@pytest.mark.parametrize("stops", [pytest.param(2, marks=SHORT), pytest.param(10, marks=LONG)])
+@pytest.mark.parametrize(
+    ("servers", "stops"),
+    [
+        pytest.param("kafka", 1, marks=SHORT),
+        pytest.param("kafka", 10, marks=LONG),
+        pytest.param("local", 10, marks=LONG),
+    ],
+    indirect=["servers"],
+)
 async def test_a_drain_under_load_leaves_nothing_to_repeat(rig: Rig, stops: int) -> None:
     """SIGTERM under load ends it with 0 within `shutdown_timeout`; no event comes to the webhook a second time."""
     serve = rig.serve()

@@ -110,7 +110,7 @@ def full_disk(tmp_path: Path) -> Iterator[FullDisk]:
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = os.geteuid() == 0 and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(folder)], capture_output=True, check=False
     ).returncode == 0  # fmt: skip
     if not mounted:
         pytest.skip("no file system can be mounted here: that takes root")
@@ -131,8 +131,12 @@ async def test_a_full_disk_under_sqlite_is_waited_for(disk: FullDisk | SizeLimit
         async with rig.load():
             await rig.progress(300)
             disk.fill(serve)
-            await rig.publish(200)
-            await rig.until(lambda: serve.says("the store is away", "warning", disk.complaint))
+
+            async def says_so() -> bool:
+                await rig.publish()  # until there is no room left in what the files have already
+                return serve.says("the store is away", "warning", disk.complaint)
+
+            await rig.until(says_so)
             await rig.until(serve.is_unready)
             disk.free(serve)
             await serve.becomes_ready()
