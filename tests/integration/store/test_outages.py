@@ -1,6 +1,7 @@
 """X2: the database goes away in every way it can. Nothing is lost, nothing is doubled, and who waits is told."""
 
 import asyncio
+import re
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -204,8 +205,9 @@ async def test_x2_cut_connections_are_replaced(postgresql: Any, write_to: Any, u
 
 
 @pytest.mark.integration
-async def test_x2_a_deadlock_is_undone_and_tried_again(postgresql: Any) -> None:
+async def test_x2_a_deadlock_is_undone_and_tried_again(postgresql: Any, caplog: Any) -> None:
     """X2: of two transactions in each other's way PostgreSQL ends one; it is run again, and its caller sees nothing of it."""
+    caplog.set_level("INFO", logger="headrace.store")
     url = await asyncio.to_thread(postgresql.create_database)
     store = await Store.open(url)
     for name in ("a", "b"):
@@ -224,6 +226,7 @@ async def test_x2_a_deadlock_is_undone_and_tried_again(postgresql: Any) -> None:
 
     await asyncio.gather(store.database.write(lock_both("a", "b")), store.database.write(lock_both("b", "a")))
     assert runs == 3
+    assert re.search(r"is tried again: deadlock detected \(Process \d+ waits for ShareLock", caplog.text)
     tokens = [lease.token for name in "ab" if (lease := await store.leases.acquire(name, "me", 60))]
     assert tokens == [4, 4]
     await store.aclose()

@@ -99,11 +99,13 @@ def translated(address: str | None = None) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """One line about a driver's error. Details are left out: they quote values."""
+    """One line about a driver's error. Details are left out, since they quote values; those of a conflict name locks only."""
     origin = _origin(error)
     text = str(origin.args[0]) if origin.args and isinstance(origin.args[0], str) else str(origin)
-    line = text.strip().partition("\n")[0]
-    return line or type(origin).__name__
+    line = text.strip().partition("\n")[0] or type(origin).__name__
+    if isinstance(origin, asyncpg.TransactionRollbackError) and origin.detail:
+        line = f"{line} ({' '.join(origin.detail.split())})"
+    return line
 
 
 def _origin(error: BaseException) -> BaseException:

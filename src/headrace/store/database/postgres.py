@@ -7,6 +7,7 @@ prepared without a name (which lasts as long as the transaction needs it), and n
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -17,10 +18,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from headrace.errors import StoreUnavailable
 from headrace.store.database.base import Database
-from headrace.store.database.failures import DRIVER_ERRORS, Failure, classify, translated
+from headrace.store.database.failures import DRIVER_ERRORS, Failure, classify, describe, translated
 from headrace.store.sql.postgres import PostgresSql
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _CONFLICT_TRIES: Final = 6
 _COMMAND_TIMEOUT: Final = 60.0  # seconds; a server that went away without a word is noticed after this
@@ -90,6 +93,7 @@ class PostgresDatabase(Database):
             except DRIVER_ERRORS as error:
                 if classify(error) is not Failure.CONFLICT:
                     raise
+                log.info("a transaction was undone, and is tried again: %s", describe(error))
             await asyncio.sleep(random.uniform(0.005, 0.02) * 2**tried)
         return await self._run(job)
 
