@@ -49,7 +49,7 @@ def main() -> None:
     for part in arguments.parts or PARTS:
         began = time.monotonic()
         print(f"{part} ...", end=" ", file=sys.stderr, flush=True)
-        reports.append(importlib.import_module(f"benchmarks.{part}").run())
+        reports.append(importlib.import_module(f"benchmarks.{part}").report())
         print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
     (print_markdown if arguments.markdown else print_table)(reports)
     for missing in (reason for report in reports for reason in report.missing):

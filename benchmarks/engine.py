@@ -20,21 +20,21 @@ SINGLE_EVENTS = {
 }
 
 
-def run() -> Report:
-    report = Report("engine")
+def report() -> Report:
+    found = Report("engine")
     with Worlds() as worlds:
         if worlds.airflow is None:
-            report.missing.append("Airflow's manager: its environment is not there; `make bench` prepares it")
+            found.missing.append("Airflow's manager: its environment is not there; `make bench` prepares it")
         else:
             for batch, cases in ((100, BATCHES_OF_100), (1, SINGLE_EVENTS)):
                 for subscribers, case in cases.items():
-                    _against_airflow(report, worlds.headrace, worlds.airflow, batch, subscribers, *case)
-            _index_against_airflow(report, worlds.headrace, worlds.airflow)
+                    _against_airflow(found, worlds.headrace, worlds.airflow, batch, subscribers, *case)
+            _index_against_airflow(found, worlds.headrace, worlds.airflow)
         for subscribers, events in ((10, 20_000), (100, 4_000), (1000, 600)):
-            _against_filters(report, worlds.headrace, subscribers, events)
-        _lanes(report, worlds.headrace)
-        _nobody(report, worlds.headrace)
-    return report
+            _against_filters(found, worlds.headrace, subscribers, events)
+        _lanes(found, worlds.headrace)
+        _nobody(found, worlds.headrace)
+    return found
 
 
 def _against_airflow(

@@ -20,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.goals import Goal, Report
 from headrace.store import Store, Unit, Writer
 from headrace.testing.brokers import BrokerUnavailable, PostgreSQL, launch
 from headrace.triggers.base import TriggerEvent
@@ -28,6 +29,7 @@ SIZES = (1, 100, 1000)
 PAYLOAD = {"order": 4711, "region": "eu", "amount": 99.5, "lines": [{"sku": f"sku-{n}", "quantity": n} for n in range(12)]}
 GOALS = {"sqlite": (25, 35), "postgresql": (10, 15)}
 """A group of 100 against single rows: at least, stretch."""
+TITLES = {"sqlite": "SQLite FULL", "postgresql": "PostgreSQL"}
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,19 @@ def run(seconds: float = 8.0) -> list[Measured]:
     """Measure both."""
     with databases() as urls:
         return [asyncio.run(measure(database, url, seconds=seconds)) for database, url in urls]
+
+
+def report() -> Report:
+    """The ratios beside their goals."""
+    found = Report("store")
+    for measured in run():
+        least, stretch = GOALS[measured.database]
+        goal = Goal(f"group commit of 100 against single rows, {TITLES[measured.database]}", least, stretch)
+        detail = ", ".join(f"{rate:,.0f}" for rate in measured.rates.values())
+        found.add(goal, measured.ratio, f"{detail} units/s in groups of {', '.join(map(str, SIZES))}")
+    if len(found.rows) < len(GOALS):
+        found.missing.append("PostgreSQL's group commits: there is no PostgreSQL")
+    return found
 
 
 def main() -> None:
