@@ -137,16 +137,18 @@ async def test_records_that_a_failed_poll_took_out_are_read_again(cluster: Any) 
     await eventually(lambda: len(driven.producer.stats()["positions"]) == 2)
     consumer = driven.producer._session._consumer
     getmany = consumer.getmany
-    failures = 0
+    calls = failures = 0
 
     async def failing(*partitions: Any, **options: Any) -> Any:
-        nonlocal failures
+        nonlocal calls, failures
+        calls += 1
         if (records := await getmany(*partitions, **options)) and failures < 3:
             failures += 1
             raise CorruptRecordException
         return records
 
     consumer.getmany = failing
+    await eventually(lambda: calls)
     await cluster.publish(config.topics[0], [b"x"] * 5, partition=0)
     assert [message.offset for message in await driven.next(5)] == [0, 1, 2, 3, 4]
     assert failures == 3

@@ -32,8 +32,6 @@ _ASSIGNORS: Final = {"roundrobin": RoundRobinPartitionAssignor, "range": RangePa
 
 MAX_REQUEST_SIZE: Final = 2**30
 """What may be sent is the broker's to say: a dead letter is a little larger than the message it was."""
-
-
 CREATION_WAITS: Final = (0.0, 0.1, 0.2, 0.4, 0.8)
 """Seconds between looks at a topic that may be being made."""
 
