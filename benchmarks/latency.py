@@ -22,7 +22,7 @@ def quantile(figures: Iterable[float], share: float) -> float:
 
 
 class Paced(SharedStreamProducer):
-    """Polls a batch every `interval` seconds (0: as soon as little is in flight), `batches` in all; notes when each event was settled."""
+    """Polls a batch every `interval` seconds (0: as soon as little is in flight), `batches` in all; notes when events settled."""
 
     def __init__(self, interval: float, batches: int) -> None:
         self._interval = interval

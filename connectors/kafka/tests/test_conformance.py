@@ -40,7 +40,7 @@ class KafkaHarness(Harness):
             dead_letter_topic=f"{name}.dead",
             session_timeout=2.0,
             heartbeat_interval=0.3,
-            redelivery_backoff=0.1,
+            redelivery_backoff=0.5,  # the third rest is longer than publishing takes
             request_timeout=2.0,
             fetch_max_wait=0.1,
         )

@@ -265,6 +265,7 @@ class Cursor(AnyCursor):
         self.index = index
         self.in_hand = True
         self.is_void = self.again = False
+        self.raw = None
         self.attempt = 1
         self.is_careful = segment.passed_by is not None or bool(segment.void)
         if self.is_careful:
