@@ -2,7 +2,7 @@
 
 `python hopping.py airflow SITE_PACKAGES`, in Airflow's environment, which has no Kafka client: confluent-kafka, which Airflow's
 provider uses, is taken from SITE_PACKAGES. As that provider does, each poll is handed to a thread by `sync_to_async` and brings
-one message. Commits are not waited for, and what is derived is confirmed at the loop's next turn: there is no database to wait for.
+one message. Commits are not waited for, and what is derived is confirmed at the loop's next turn: there is no database.
 
 A job: `address`, `topic`, `events`, `subscribers`. The answer: wall and CPU seconds from the first message to the last settled.
 """
