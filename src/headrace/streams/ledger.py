@@ -78,11 +78,12 @@ class Ledger:
         return indexed
 
     def leave(self, cursor: AnyCursor, *, abandon: bool = False) -> None:
-        """Take a subscriber out of the cohort: what it has not pulled fails. The event in hand is moved past, with `abandon` it
-        fails too. What it derived and is not yet stored still may be."""
+        """Take a subscriber out of the cohort: what it has not pulled, or not pulled again, fails. The event in hand is moved
+        past, with `abandon` it fails too. What it derived and is not yet stored still may be."""
         if not cursor.is_active:
             return
         event = cursor.event()
+        abandon = abandon or cursor.again
         if abandon and event is not None:
             cursor.forget(*event)
         unpulled = self._remove(cursor)
@@ -454,7 +455,7 @@ class Ledger:
             seq = segment.first + index
             if not harvest.breaks:
                 # void and not behind a failed event: came while the lane restarted, leaves in a call of its own
-                stale = lane.broken is None and index in segment.void
+                stale = (lane.broken is None or seq < lane.broken) and index in segment.void
                 if stale != harvest.stale and harvest.items:
                     return False
                 harvest.stale = stale

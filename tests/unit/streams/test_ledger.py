@@ -12,7 +12,7 @@ import pytest
 from headrace.errors import AckTimeout
 from headrace.streams.batch import EventBatch
 from headrace.streams.contract import AdvanceOutcome
-from headrace.streams.cursor import AnyCursor
+from headrace.streams.cursor import NOTHING, AnyCursor
 from headrace.streams.ledger import Ledger
 from headrace.streams.segment import Segment
 
@@ -168,3 +168,50 @@ def test_r16_all_who_have_no_room_are_named() -> None:
     publish(ledger, {"n": 1}, {"n": 2})
     assert ledger.admit(EventBatch([{"n": 1}], [3]), 1) == (0, [walking, indexed])
     assert ledger.admit(EventBatch([{"n": 2}], [3]), 1) == (0, [walking])
+
+
+def test_r15_the_old_run_leaves_alone_though_the_new_one_has_failed_already() -> None:
+    """R15: what came while its lane started over is never in one call with the lane's new run."""
+    ledger = Ledger()
+    ledger.set_ordered(True)
+    cursor = ledger.join("a")
+    publish(ledger, 1, absent=1)
+    pull(cursor, 2)
+    harvest = ledger.harvest(ledger.lanes["x"])
+    assert harvest is not None
+    publish(ledger, "old 2")
+    ledger.settle(harvest)
+    ledger.restarted.clear()
+    publish(ledger, 1, 2, absent=1)
+    assert pull(cursor, 2) == [1, NOTHING]
+    assert settle(ledger) == {"old 2": AdvanceOutcome(0, 1)}
+    assert settle(ledger) == {1: AdvanceOutcome(1, 1), 2: AdvanceOutcome(0, 2)}
+
+
+def test_r17_an_event_that_was_rejected_is_kept_no_longer_than_it_is_in_hand() -> None:
+    """R17: the next pull lets go of it, also within a batch."""
+    ledger = Ledger()
+    cursor = ledger.join("a")
+    raws = [Raw() for _ in range(2)]
+    rejected = weakref.ref(raws[0])
+    ledger.publish(EventBatch(raws, ["a", "b"], lane="x"))
+    ledger.watch()
+    del raws
+    pull(cursor)
+    cursor.reject("bad")
+    assert list(settle(ledger)) == ["a"]
+    assert rejected() is not None
+    pull(cursor)
+    assert rejected() is None
+
+
+def test_r9_an_event_that_is_offered_again_is_not_moved_past_by_leaving() -> None:
+    """R9: `resume` forgot what was derived from it; who leaves before pulling it again has left before pulling it."""
+    ledger = Ledger()
+    cursor = ledger.join("a")
+    publish(ledger, "event")
+    pull(cursor)
+    cursor.bind(1, 0)
+    cursor.resume()
+    ledger.leave(cursor)
+    assert settle(ledger) == {"event": AdvanceOutcome(0, 1)}
