@@ -89,46 +89,48 @@ async def bytes_in_flight(subscribers: int, batch: int) -> float:
         stream = manager.stream("bench")
         return stream is not None and stream.ledger.in_flight == EVENTS and all(each.seen == EVENTS for each in triggers[1:])
 
-    tasks = [asyncio.create_task(watch(number)) for number in range(subscribers)]
-    await eventually(lambda: all(each.seen for each in triggers))
-    async with Growth() as growth:
+    with Traced() as traced:
+        tasks = [asyncio.create_task(watch(number)) for number in range(subscribers)]
+        await eventually(lambda: all(each.seen for each in triggers))
+        before = traced.bytes()
         Watching.producer.may_begin.set()
         await eventually(everywhere, 120.0)
+        grown = traced.bytes() - before
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
     await manager.stop_all()
-    return growth.bytes / EVENTS
+    return grown / EVENTS
 
 
-class Growth:
-    """The bytes that are there at the end of the block and were not at its beginning."""
+class Traced:
+    """Counts, inside the block, the bytes that live."""
 
-    bytes = 0
-
-    async def __aenter__(self) -> Self:
-        gc.collect()
+    def __enter__(self) -> Self:
         tracemalloc.start()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        gc.collect()
-        self.bytes, _peak = tracemalloc.get_traced_memory()
+    def __exit__(self, *_: object) -> None:
         tracemalloc.stop()
+
+    def bytes(self) -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
 
 
 async def idle_triggers(count: int) -> int:
     """Bytes of a runner with so many pattern triggers that wait on one stream."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         store = await Store.open(f"sqlite:///{Path(folder) / 'headrace.db'}")
-        async with Growth() as growth:
+        with Traced() as traced:
             stream = StreamSpec("orders", "memory", None, MemoryBroker().create_producer)
             runner = Runner(store, [stream], [_pattern(number) for number in range(count)])
             await runner.start()
             await eventually(lambda: runner.status().streams["orders"].subscribers == count, 60.0)
+            grown = traced.bytes()
         await runner.stop(10.0)
         await store.aclose()
-        return growth.bytes
+        return grown
 
 
 def _pattern(number: int) -> TriggerSpec:
