@@ -26,6 +26,7 @@ from headrace.app.wiring import Targets, class_path, default_settings, stream_sp
 from headrace.dispatch import Dispatcher
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreUnavailable
 from headrace.runner import Runner
+from headrace.runner.keeping import keep_running
 from headrace.store import Store, Topic, TriggerDefinition, Unit
 
 log = structlog.stdlib.get_logger("headrace.serve")
@@ -79,8 +80,8 @@ class Service:
         try:
             if await self._open():
                 helpers = [
-                    loop.create_task(self._follow_reloads(), name="reloads"),
-                    loop.create_task(self._sweep(), name="retention"),
+                    loop.create_task(keep_running("reloads", self._follow_reloads), name="reloads"),
+                    loop.create_task(keep_running("retention", self._sweep), name="retention"),
                 ]
                 await self._stopping.wait()
         finally:

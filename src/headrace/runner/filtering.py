@@ -17,6 +17,7 @@ from typing import Any
 from headrace.errors import AckTimeout, SubscriberOverflow
 from headrace.runner.backoff import jittered
 from headrace.runner.delivery import Delivery
+from headrace.runner.keeping import whereabouts
 from headrace.runner.observer import Observer
 from headrace.runner.place import Place
 from headrace.runner.source import Source
@@ -122,7 +123,7 @@ class FilterRun(Run):
             if error is None:
                 await self._finish()
                 return
-            log.warning("%s: its filter raised %r", self.trigger_id, error, exc_info=error)
+            log.warning("%s: its filter raised %s", self.trigger_id, whereabouts(error))
             self._failed(error)
             self.phase = Phase.RETRYING
             await self._discard()

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from headrace.errors import StoreError
+from headrace.runner.keeping import whereabouts
 from headrace.runner.leases import LeaseKeeper
 from headrace.runner.observer import Observer
 from headrace.runner.specs import TriggerSpec
@@ -52,7 +53,7 @@ class OwnedRun(Run):
             if error is None:
                 await self._finish()
                 return
-            log.warning("%s: failed: %r", self.trigger_id, error, exc_info=error)
+            log.warning("%s: failed: %s", self.trigger_id, whereabouts(error))
             self._failed(error)
             self.phase = Phase.WAITING
             await self._discard()

@@ -17,6 +17,7 @@ from typing import Any, Final
 from headrace.errors import ConfigError, StoreError
 from headrace.runner.filtering import FilterRun
 from headrace.runner.hosting import HostedProducer
+from headrace.runner.keeping import keep_running
 from headrace.runner.lag import BLOCKED_AFTER, LoopWatch
 from headrace.runner.leases import LeaseKeeper
 from headrace.runner.observer import Observer
@@ -97,9 +98,12 @@ class Runner:
             self._watch = LoopWatch(_trigger_of, self._observer.on_loop_blocked, blocked_after=self._blocked_after)
             self._watch.start()
         self._helpers = [
-            loop.create_task(self._keeper.run(), name="leases"),
-            loop.create_task(self._follow_states(), name="trigger states"),
-            loop.create_task(self._refresh_stats(), name="source stats"),
+            loop.create_task(keep_running(name, work), name=name)
+            for name, work in (
+                ("leases", self._keeper.run),
+                ("trigger states", self._follow_states),
+                ("source stats", self._refresh_stats),
+            )
         ]
         self._sources.open(self._streams.values())
         self._begin(self._triggers)

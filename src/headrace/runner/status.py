@@ -72,7 +72,7 @@ class RunnerStatus:
         found += [
             f"trigger {trigger.trigger_id} cannot run: {trigger.last_error}"
             for trigger in self.triggers.values()
-            if trigger.is_misconfigured
+            if trigger.is_misconfigured or (trigger.stream is None and trigger.phase is Phase.WAITING)
         ]
         return found
 

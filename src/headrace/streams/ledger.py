@@ -569,4 +569,6 @@ class Ledger:
 
     def oldest_time(self) -> float | None:
         """When the oldest event was fanned out that is not harvested; None if there is none."""
-        return min((lane.runs[0].segment.time for lane in self.lanes.values() if lane.runs), default=None)
+        times = [lane.runs[0].segment.time for lane in self.lanes.values() if lane.runs]
+        times += [segment.time for lane in self.lanes.values() for segment, _ in lane.stragglers]
+        return min(times, default=None)
