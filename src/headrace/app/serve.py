@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -292,4 +293,13 @@ def serve(path: Path, *, log_level: Level = "info", log_format: Format = "auto")
         await Service(config, configure).run()
 
     configure(config)
+    _calm_collector()
     asyncio.run(run())
+
+
+def _calm_collector() -> None:
+    """Let Python's collector look less often: messages by the thousand are not cycles, and each look walks all that lives.
+    Measured on Kafka with ten filters, the defaults cost half as much again in CPU."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
