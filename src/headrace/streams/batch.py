@@ -213,7 +213,8 @@ def event_id(raw: Any) -> str | None:
 
 def _sizes(raws: list[Any]) -> list[int] | None:
     if len(raws) == 1:
-        return [_size(raws[0])]
+        size = _size(raws[0])
+        return None if size == UNKNOWN_SIZE else [size]
     kinds = set(map(type, raws))
     if kinds <= {bytes, str}:
         return list(map(len, raws))

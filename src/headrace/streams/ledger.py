@@ -177,7 +177,7 @@ class Ledger:
             ids=batch.ids,
             sizes=batch.sizes,
             first=self.next_seq,
-            size=self.cohort_size + absent,
+            size=len(self.cursors) + len(self.indexed) + absent,
             absent=absent,
             remaining=len(self.cursors),
             time=now,
@@ -436,7 +436,7 @@ class Ledger:
             self._harvest_resolved(lane, harvest)
         else:
             self._harvest_prefix(lane, harvest)
-        return harvest if harvest.items else None
+        return harvest if harvest.items.payloads else None
 
     def _harvest_prefix(self, lane: Lane, harvest: Harvest) -> None:
         while lane.runs:
@@ -511,12 +511,18 @@ class Ledger:
             if not lane.events:
                 if len(self.lanes) > IDLE_LANES:
                     self.lanes.pop(lane.key, None)
-            elif lane.runs or lane.ready:
+            elif lane.ready or (lane.runs and self._may_settle(lane)):
                 self.news[lane] = None
         self._on_news()
 
+    def _may_settle(self, lane: Lane) -> bool:
+        """Whether its first event may be settled: news that came while the lane was busy was passed over."""
+        run = lane.runs[0]
+        first = run.segment.first + run.indices[run.start]
+        return first < self.watermark or lane.broken is not None or bool(run.segment.void)
+
     def _settled(self, lane: Lane, harvest: Harvest) -> None:
-        count = len(harvest.items)
+        count = len(harvest.items.payloads)
         lane.events -= count
         lane.bytes -= harvest.bytes
         self.in_flight -= count

@@ -11,7 +11,7 @@ import logging
 import random
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from headrace.errors import SourceUnavailable
 from headrace.streams.contract import AdvanceItem, SharedStreamProducer
@@ -46,7 +46,7 @@ class PumpSettings:
 
 
 class Deadline:
-    """Cancels the task that opened it if it is still inside when the time is up. Made once and entered often: its timer is set
+    """Cancels the task that made it if that is still inside when the time is up. Made once and entered often: its timer is set
     again only when it fires, so that entering costs next to nothing, where `asyncio.timeout` sets a timer each time."""
 
     def __init__(self, seconds: float) -> None:
@@ -54,14 +54,13 @@ class Deadline:
         self._loop = asyncio.get_running_loop()
         self._due: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[Any] | None = None
+        self._task = asyncio.current_task()
         self._cancelling = 0
         self.is_expired = False
 
     def __enter__(self) -> None:
         self.is_expired = False
-        self._task = task = asyncio.current_task()
-        self._cancelling = task.cancelling() if task is not None else 0
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
         self._due = self._loop.time() + self._seconds
         if self._timer is None:
             self._timer = self._loop.call_at(self._due, self._on_timer)

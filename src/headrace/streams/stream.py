@@ -358,11 +358,12 @@ class Stream:
                 await asyncio.sleep(0)
             if self._missing:
                 await self._await_absent()
-            room = self._room(batch)
+            count = len(batch.raws)
+            room = self._room(batch, count)
             if not room:
                 await self._wait_for_pressure(None)
                 continue
-            part = batch if room == len(batch) else batch[:room]
+            part = batch if room == count else batch[:room]
             admitted, full = self.ledger.admit(part, self.settings.subscriber_queue_size)
             overflowed: list[Subscriber] = []
             if not admitted:
@@ -370,29 +371,29 @@ class Stream:
                 if not overflowed:
                     continue
                 admitted = 1  # the event that did not fit fails for who had no room
-            if admitted < len(part):
+            if admitted < room:
                 part = part[:admitted]
             self._publish(part)
             for subscriber in overflowed:
                 self._fail(subscriber, self._overflow(subscriber))
-            if admitted == len(batch):
+            if admitted == count:
                 return
             batch = batch[admitted:]
 
     def _publish(self, batch: EventBatch) -> None:
-        size_before = self.ledger.in_flight_bytes
-        count = len(batch)
-        lanes = [batch.lane] if batch.lanes is None else set(batch.lanes)
-        offered = self.ledger.publish(batch, now=self._loop.time(), absent=len(self._missing))
+        ledger = self.ledger
+        size_before = ledger.in_flight_bytes
+        count = len(batch.raws)
+        offered = ledger.publish(batch, now=self._loop.time(), absent=len(self._missing))
         if self._observer is not None:
-            self._observer.on_read(self.key, count, self.ledger.in_flight_bytes - size_before)
-        for cursor in self.ledger.cursors.values():
+            self._observer.on_read(self.key, count, ledger.in_flight_bytes - size_before)
+        for cursor in ledger.cursors.values():
             if (waiter := cursor.waiter) is not None and not waiter.done():
                 waiter.set_result(None)
         for indexed in offered:
             wake(indexed)
-        for key in lanes:
-            self._regulate(self.ledger.lanes[key])
+        for key in (batch.lane,) if batch.lanes is None else set(batch.lanes):
+            self._regulate(ledger.lanes[key])
         self._has_turned = False
         self._loop.call_soon(self._after_turn)
 
@@ -408,15 +409,15 @@ class Stream:
 
     # -- pressure
 
-    def _room(self, batch: EventBatch) -> int:
-        """How many events of the batch the bounds in flight admit; one always enters an empty stream."""
+    def _room(self, batch: EventBatch, events: int) -> int:
+        """How many of the batch's events the bounds in flight admit; one always enters an empty stream."""
         ledger = self.ledger
         count = self.settings.max_in_flight - ledger.in_flight
         left = self.settings.max_in_flight_bytes - ledger.in_flight_bytes
-        if count >= len(batch) and batch.byte_size <= left:
-            return len(batch)
+        if count >= events and batch.byte_size <= left:
+            return events
         room = 0
-        for size in batch.sizes if batch.sizes is not None else repeat(UNKNOWN_SIZE, len(batch)):
+        for size in batch.sizes if batch.sizes is not None else repeat(UNKNOWN_SIZE, events):
             left -= size
             if left < 0 or room >= count:
                 break

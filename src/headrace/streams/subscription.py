@@ -49,12 +49,16 @@ class Subscription(AsyncIterator[Any]):
             for raw in self._iterator:
                 yield raw
             raw = None  # while it waits it keeps no event alive
-            yield await self.__anext__()
+            yield await self._pull()
 
     async def __anext__(self) -> Any:
         for raw in self._iterator:
             return raw
         self._note_driver()
+        return await self._pull()
+
+    async def _pull(self) -> Any:
+        """What the cursor gives next, waited for."""
         while True:
             cursor = self._cursor
             if cursor is None:
