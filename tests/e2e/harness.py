@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -520,6 +521,9 @@ class Rig:
             tasks = group.create_task(self._keep_busy(backlog)), group.create_task(self.witness.watch())
             try:
                 yield
+            except TimeoutError:
+                await self.reckon()  # says better what is the matter
+                raise
             finally:
                 for task in tasks:
                     task.cancel()
@@ -612,6 +616,14 @@ class Rig:
         """Check that everything is there once and nothing else. Returns the figures."""
         stored = await Stored.read(self.database)
         works = {(trigger, number) for trigger, numbers in self.expected.derived.items() for number in numbers}
+        required = works | {(REJECTING, number) for number in self.expected.rejected}
+        too_early = [
+            (work, stored.units.get(work))
+            for work in required
+            if (settled := self.witness.settled_by.get(work[1])) is not None and stored.units.get(work, inf) > settled
+        ]
+        assert self.witness.settled_by
+        assert not too_early, f"{len(too_early)} settled before they were stored, or never stored: {too_early[:5]}"
         _same("stored", Counter(works), stored.events)
         _same("dead letters", Counter((REJECTING, number, "rejected") for number in self.expected.rejected), stored.dead)
         assert self.receiver.unreadable == 0
@@ -626,13 +638,6 @@ class Rig:
         beyond = {event_id: calls for event_id, calls in repeated.items() if calls > self.in_flight[event_id]}
         assert not beyond, f"{len(beyond)} of {len(repeated)} came again without a kill: {list(beyond.items())[:5]}"
 
-        required = works | {(REJECTING, number) for number in self.expected.rejected}
-        too_early = [
-            (work, stored.units[work] - settled)
-            for work in required
-            if (settled := self.witness.settled_by.get(work[1])) is not None and stored.units[work] > settled
-        ]
-        assert not too_early, f"settled before they were stored: {too_early[:5]}"
         assert await self.broker.is_drained()
         return (
             f"{self.published} messages, {len(works)} events, {len(self.expected.rejected)} rejected, {self.kills} kills, "
