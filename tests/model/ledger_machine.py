@@ -101,6 +101,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.payloads: dict[int, weakref.ref[Payload]] = {}
         self.has_news = False
         self.bounds = (0, 0)
+        self.steps = 0
         for wanted in wants:
             self.join(wanted)
 
@@ -415,7 +416,9 @@ class LedgerMachine(RuleBasedStateMachine):
             if self.is_watched:
                 self.nothing_is_held_without_cause()
             self.nothing_leaks()
-            self.no_segment_is_kept()
+            self.steps += 1
+            if not self.steps % 8:  # costs as much as the rest
+                self.no_segment_is_kept()
 
     def same_hands(self) -> None:
         for subscriber in self.subscribers:
@@ -506,6 +509,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert all(event.is_settled or event.is_lost for event in self.naive.events)
         assert len(self.ledger.lanes) <= IDLE_LANES
         self.nothing_leaks()
+        self.no_segment_is_kept()
         assert not self.raws
         assert not self.payloads
 
