@@ -102,7 +102,7 @@ class EventBatch(Sequence[tuple[Any, Any]]):
 
         Raises what `get_advance_lane`, `get_event_id` and `byte_size` raise, and `TypeError` for a lane that cannot be hashed.
         """
-        if isinstance(pairs, EventBatch):
+        if type(pairs) is cls:  # `isinstance` costs more: a Sequence is abstract
             return pairs
         kind = type(producer)
         if len(pairs) == 1:  # what `open_stream` gives
