@@ -120,11 +120,30 @@ async def test_postgresql_databases_are_apart(postgresql: PostgreSQL) -> None:
     postgresql.drop_database(second)
 
 
+COUNTED = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+
+
+async def deadlock(url: str) -> None:
+    """Two transactions that wait for each other, until the server ends one."""
+    first, second = await asyncpg.connect(url), await asyncpg.connect(url)
+    try:
+        await first.execute("BEGIN; LOCK a")
+        await second.execute("BEGIN; LOCK b")
+        await asyncio.gather(first.execute("LOCK b"), second.execute("LOCK a"), return_exceptions=True)
+    finally:
+        first.terminate()
+        second.terminate()
+
+
 async def test_postgresql_gives_a_database_again_empty(postgresql: PostgreSQL) -> None:
     """What a test left in its database, and who was still connected to it, is gone for the next."""
     url = postgresql.create_database()
+    await query(url, "CREATE TABLE a (n int)")
+    await query(url, "CREATE TABLE b (n int)")
+    await deadlock(url)
+    assert [row["deadlocks"] for row in await query(url, COUNTED)] == [1]
     left_open = await asyncpg.connect(url)
-    await left_open.execute("CREATE SCHEMA mine; CREATE TABLE mine.a (n int); CREATE TABLE b (n int); BEGIN; LOCK b")
+    await left_open.execute("CREATE SCHEMA mine; CREATE TABLE mine.a (n int); BEGIN; LOCK b")
     postgresql.drop_database(url)
     assert postgresql.create_database() == url
     with pytest.raises((asyncpg.PostgresConnectionError, asyncpg.InterfaceError, ConnectionError)):
@@ -133,6 +152,7 @@ async def test_postgresql_gives_a_database_again_empty(postgresql: PostgreSQL) -
     tables = "SELECT table_name FROM information_schema.tables WHERE table_schema NOT IN ('pg_catalog', 'information_schema')"
     assert await query(url, tables) == []
     await query(url, "CREATE TABLE b (n int)")
+    assert [row["deadlocks"] for row in await query(url, COUNTED)] == [0]
     postgresql.drop_database(url)
 
 

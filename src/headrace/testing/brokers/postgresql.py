@@ -43,6 +43,7 @@ BEGIN
         EXECUTE format('DROP SCHEMA %I CASCADE', name);
     END LOOP;
     CREATE SCHEMA public;
+    PERFORM pg_stat_reset();
 END $$
 """
 
@@ -145,7 +146,8 @@ class PostgreSQL(Server):
         return urlunsplit(urlsplit(self.address)._replace(path=f"/{name}"))
 
     def drop_database(self, url: str) -> None:
-        """Take back a database that `create_database` gave: whoever is still connected is cut off, and nothing stays in it."""
+        """Take back a database that `create_database` gave: whoever is still connected is cut off, and nothing stays
+        in it, its statistics neither."""
         self._do(url, _CUT_OFF_OTHERS)
         self._do(url, _EMPTY)
         self._empty.append(url)
