@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-from headrace.errors import AckTimeout, StreamEnded, StreamError, SubscriberOverflow
+from headrace.errors import AckTimeout, SourceUnavailable, StreamEnded, StreamError, SubscriberOverflow
 from headrace.streams.batch import UNKNOWN_SIZE, EventBatch
 from headrace.streams.contract import (
     DEFAULT_ACK_TIMEOUT,
@@ -280,6 +280,8 @@ class Stream:
         if self._producer is not None:
             try:
                 await self._producer.aclose()
+            except SourceUnavailable as error:  # as is to be expected where that ended the stream
+                self._log.warning("stream %r: closing the source failed: %s", self.key, error)
             except Exception:
                 self._log.warning("stream %r: closing the source failed", self.key, exc_info=True)
 

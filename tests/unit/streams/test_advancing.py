@@ -285,6 +285,25 @@ async def test_r14_a_cancelled_stop_is_still_a_cancellation() -> None:
 
 
 @in_virtual_time
+async def test_r13_a_source_that_is_away_when_it_is_closed_is_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    """R13: it ended the stream and cannot be told good-bye either: a warning without a traceback, and the stream has ended."""
+    manager, source = SharedStreamManager(), Source()
+
+    async def is_away() -> None:
+        raise SourceUnavailable("no room on the disk")
+
+    source.aclose = is_away  # type: ignore[method-assign]
+    watching = Filter(manager, source, "a")
+    source.fail(SourceUnavailable("no room on the disk"))
+    with pytest.raises(SourceUnavailable):
+        await watching.task
+    await turns()
+    (record,) = [record for record in caplog.records if "closing the source failed" in record.message]
+    assert record.message.endswith("no room on the disk")
+    assert record.exc_info is None
+
+
+@in_virtual_time
 async def test_r15_a_failed_event_breaks_its_ordered_lane() -> None:
     """R15: what is behind it leaves as failed for all in the call that carries it, and nobody is offered it any more."""
     manager, source = SharedStreamManager(), Source(ordered=True)
