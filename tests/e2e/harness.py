@@ -593,24 +593,24 @@ class Rig:
     # The end.
 
     async def settle(self) -> None:
-        """Wait until all that was published is handled, dead and settled. Fails when nothing moves any more."""
-        last: tuple[int, int, int] | None = None
+        """Wait until all that was published is handled, dead or settled, and marked so. Fails when nothing moves any more."""
+        last: tuple[int, ...] = ()
         loop = asyncio.get_running_loop()
         moved = loop.time()
-        while True:
+        while loop.time() - moved < PATIENCE:
             dead = await self.database.count("headrace_dead_letter")
+            open_events = await self.database.count("headrace_event WHERE state <> 'delivered'")
             drained = await self.broker.is_drained()
-            if self.handled >= self.expected.events and dead >= len(self.expected.rejected) and drained:
+            if drained and not open_events and self.handled >= self.expected.events and dead >= len(self.expected.rejected):
                 return
             for serve in self.serves:
                 if serve.is_meant_to_run:
                     serve.check()
-            now = (self.handled, dead, len(self.witness.settled_by))
-            if now != last:
+            if (now := (self.handled, dead, open_events)) != last:
                 last, moved = now, loop.time()
-            elif loop.time() - moved > PATIENCE:
-                return  # `reckon` says what is missing
             await asyncio.sleep(0.1)
+        await self.reckon()  # says what is missing
+        raise AssertionError("the broker holds back what is done with")
 
     async def reckon(self) -> str:
         """Check that everything is there once and nothing else. Returns the figures."""
