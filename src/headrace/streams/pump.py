@@ -111,21 +111,19 @@ class Pump:
         self._regulate = regulate
         self._observer = observer
         self._log = log
-        self._idle: list[asyncio.Future[Callable[[], None] | None]] = []
+        self._idle: list[asyncio.Future[None]] = []
         """Workers that wait for news; the last to wait is the first to go on."""
         self._loop = asyncio.get_running_loop()
         self._is_stopping = False
         self._has_failed = False
 
-    def wake(self, first: Callable[[], None] | None = None) -> bool:
-        """A lane may have something to settle: let one worker look, which wakes the next if there is more. Whether there is an
-        idle one; it calls `first` before it looks."""
+    def wake(self) -> None:
+        """A lane may have something to settle: let one worker look, which wakes the next if there is more."""
         while self._idle:
             waiter = self._idle.pop()
             if not waiter.done():  # else its worker was cancelled just now
-                waiter.set_result(first)
-                return True
-        return False
+                waiter.set_result(None)
+                return
 
     def stop(self) -> None:
         """Settle what is resolved, retry nothing, then let `run` return."""
@@ -156,11 +154,10 @@ class Pump:
             deadline.close()
 
     async def _wait(self) -> None:
-        waiter: asyncio.Future[Callable[[], None] | None] = self._loop.create_future()
+        waiter: asyncio.Future[None] = self._loop.create_future()
         self._idle.append(waiter)
         try:
-            if (first := await waiter) is not None:
-                first()
+            await waiter
         except asyncio.CancelledError:
             if waiter in self._idle:
                 self._idle.remove(waiter)

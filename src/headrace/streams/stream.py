@@ -397,9 +397,7 @@ class Stream:
         for key in (batch.lane,) if batch.lanes is None else set(batch.lanes):
             self._regulate(ledger.lanes[key])
         self._has_turned = False
-        # behind the subscribers; where a worker is idle it goes on to settle what they have drained
-        if self._pump is None or not self._pump.wake(self._after_turn):
-            self._loop.call_soon(self._after_turn)
+        self._loop.call_soon(self._after_turn)
 
     def _after_turn(self) -> None:
         """Everybody who could drain the last batch has; who has not is watched from now on."""
