@@ -316,8 +316,11 @@ class LocalQueue:
         return before - left
 
     def _messages(self) -> list[tuple[str]]:
-        with _sqlite(self._path) as connection:
-            return connection.execute("SELECT headers FROM message").fetchall()
+        try:
+            with _sqlite(self._path) as connection:
+                return connection.execute("SELECT headers FROM message").fetchall()
+        except sqlite3.OperationalError as error:  # nobody has made the table yet
+            raise Away from error
 
     async def is_drained(self) -> bool:
         return not await asyncio.to_thread(self._messages)
