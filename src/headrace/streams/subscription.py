@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from headrace.errors import StreamError
 from headrace.streams.cursor import NOTHING, AnyCursor
@@ -18,8 +18,8 @@ from headrace.streams.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
-_driven: WeakKeyDictionary[asyncio.Task[Any], list[Subscription]] = WeakKeyDictionary()
-"""The subscriptions that a task pulls from: it is the task of their filters."""
+_asked: WeakKeyDictionary[asyncio.Task[Any], WeakValueDictionary[int, Subscription]] = WeakKeyDictionary()
+"""The subscriptions that a task has asked for events. Keeps none alive: a task may subscribe again and again."""
 
 
 class Subscription(AsyncIterator[Any]):
@@ -28,33 +28,41 @@ class Subscription(AsyncIterator[Any]):
     `gated`: the broker waits for what is derived (ack mode), so an event may be rejected.
     """
 
-    __slots__ = ("__weakref__", "_cursor", "_driver", "_iterator", "_ledger", "gated")
+    __slots__ = ("__weakref__", "_cursor", "_has_asked", "_iterator", "_ledger", "_puller", "gated")
 
     def __init__(self, ledger: Ledger, cursor: AnyCursor, *, gated: bool) -> None:
         self.gated = gated
         self._ledger = ledger
         self._cursor: AnyCursor | None = cursor
         self._iterator: Iterator[Any] = iter(())
-        self._driver: Callable[[], asyncio.Task[Any] | None] = lambda: None
-        self._note_driver()
+        self._puller: Callable[[], asyncio.Task[Any] | None] = lambda: None
+        self._has_asked = False
+        self._note_task()
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        self._note_driver()
+        self._note_task()
         return self._drain()
 
     async def _drain(self) -> AsyncIterator[Any]:
         """What `async for` runs: an async generator costs a third less than a coroutine for each event. A pull that is cancelled
         in it ends it, as it ends the loop; the subscription lives on."""
+        self._note_puller()
         while True:
             for raw in self._iterator:
                 yield raw
             raw = None  # while it waits it keeps no event alive
             yield await self._pull()
 
-    async def __anext__(self) -> Any:
+    def __anext__(self) -> Coroutine[Any, Any, Any]:
+        if not self._has_asked:
+            self._has_asked = True
+            self._note_task()
+        return self._take()
+
+    async def _take(self) -> Any:
         for raw in self._iterator:
             return raw
-        self._note_driver()
+        self._note_puller()
         return await self._pull()
 
     async def _pull(self) -> Any:
@@ -71,35 +79,40 @@ class Subscription(AsyncIterator[Any]):
                 return raw
             if cursor.waiter is not None:
                 raise RuntimeError(f"two tasks pull events of subscriber {cursor.id!r} at once")
-            cursor.waiter = asyncio.get_running_loop().create_future()
+            waiter = cursor.waiter = asyncio.get_running_loop().create_future()
             try:
-                await cursor.waiter
+                await waiter
             finally:
-                cursor.waiter = None
+                if cursor.waiter is waiter:
+                    cursor.waiter = None
 
-    def _note_driver(self) -> None:
-        """Remember which task the filter runs in."""
+    def _note_task(self) -> None:
+        """The current task may be the filter's."""
+        if (task := asyncio.current_task()) is not None:
+            _asked.setdefault(task, WeakValueDictionary())[id(self)] = self
+
+    def _note_puller(self) -> None:
+        """The current task takes the next event in hand. It need not be the filter's: on Python 3.11 `asyncio.wait_for` pulls in
+        a task of its own."""
         task = asyncio.current_task()
-        if task is None or self._driver() is task:
-            return
-        # `asyncio.wait_for(anext(stream))` on Python 3.11 pulls in a task of its own, which is not the filter's
-        if getattr(task.get_coro(), "cr_code", None) is not _PULL_CODE:
-            if (former := self._driver()) is not None:
-                _driven[former].remove(self)
-            self._driver = ref(task)
-            _driven.setdefault(task, []).append(self)
+        if task is not None and self._puller() is not task:
+            self._puller = ref(task)
+            self._note_task()
 
     def retire(self) -> None:
-        """Make this iterator invalid: another one takes over its cursor."""
-        self._cursor = None
+        """Make this iterator invalid, also for who waits in it: another one takes over its cursor."""
+        cursor, self._cursor = self._cursor, None
         self._iterator = iter(())
+        if cursor is not None and cursor.waiter is not None:
+            wake(cursor)
+            cursor.waiter = None
 
-    def reject(self, reason: str | None) -> bool:
-        """Refuse the event in hand; whether there was one that may be refused."""
-        return self.gated and self._cursor is not None and self._cursor.reject(reason)
-
-
-_PULL_CODE = Subscription.__anext__.__code__
+    def reject(self, task: asyncio.Task[Any], reason: str | None) -> bool:
+        """Refuse the event in hand in the name of a task that has asked for events; whether there was one that it may refuse: it
+        has pulled it itself, or through a task that has finished."""
+        puller = self._puller()
+        is_its_own = puller is None or puller is task or puller.done()
+        return is_its_own and self.gated and self._cursor is not None and self._cursor.reject(reason)
 
 
 def wake(cursor: AnyCursor) -> None:
@@ -119,6 +132,6 @@ def reject_shared_stream_event(reason: str | None = None) -> None:
         task = asyncio.current_task()
     except RuntimeError:  # no running loop
         task = None
-    subscriptions = _driven.get(task, []) if task is not None else []
-    if not any(subscription.reject(reason) for subscription in reversed(subscriptions)):
+    asked = list(_asked[task].values()) if task is not None and task in _asked else []
+    if task is None or not any(subscription.reject(task, reason) for subscription in reversed(asked)):
         log.warning("reject_shared_stream_event: no event in hand that could be rejected; ignored")
