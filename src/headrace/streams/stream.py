@@ -354,12 +354,14 @@ class Stream:
                 await aclose()
 
     async def _fan_out(self, batch: EventBatch) -> None:
-        """Hand a batch to the cohort, in as many parts as the bounds ask for."""
+        """Hand a batch to the cohort, in as many parts as the bounds ask for. After each wait everything is asked anew."""
         while not self._over.is_set():
             if not self._has_turned:  # the source did not suspend: let the subscribers drain what they have
                 await asyncio.sleep(0)
-            if self._missing:
-                await self._await_absent()
+                continue
+            if self._missing and (left := max(self._missing.values()) - self._loop.time()) > 0:
+                await self._wait(left)  # hold the events back for who is absent
+                continue
             count = len(batch.raws)
             room = self._room(batch, count)
             if not room:
@@ -369,15 +371,18 @@ class Stream:
             admitted, full = self.ledger.admit(part, self.settings.subscriber_queue_size)
             overflowed: list[Subscriber] = []
             if not admitted:
-                overflowed = await self._await_subscribers(full)
+                overflowed = self._overflowed(full)
                 if not overflowed:
+                    await self._await_subscribers(full)
+                    continue
+                if len(overflowed) < len(full):  # the others have no room either, and grace left
+                    self._fail_overflowed(overflowed)
                     continue
                 admitted = 1  # the event that did not fit fails for who had no room
             if admitted < room:
                 part = part[:admitted]
             self._publish(part)
-            for subscriber in overflowed:
-                self._fail(subscriber, self._overflow(subscriber))
+            self._fail_overflowed(overflowed)
             if admitted == count:
                 return
             batch = batch[admitted:]
@@ -404,11 +409,6 @@ class Stream:
         self._has_turned = True
         self.ledger.watch()
 
-    async def _await_absent(self) -> None:
-        """While an expected subscriber is absent, hold the events back for it, up to the grace."""
-        while not self._over.is_set() and (left := max(self._missing.values(), default=0.0) - self._loop.time()) > 0:
-            await self._wait(left)
-
     # -- pressure
 
     def _room(self, batch: EventBatch, events: int) -> int:
@@ -426,27 +426,32 @@ class Stream:
             room += 1
         return max(room, 0 if ledger.in_flight else 1)
 
-    async def _await_subscribers(self, full: list[AnyCursor]) -> list[Subscriber]:
-        """Wait until one that is full has pulled, and charge each of them; returns those who have used up their grace."""
+    async def _await_subscribers(self, full: list[AnyCursor]) -> None:
+        """Wait until one that is full has pulled, or has used up its grace, and charge each of them."""
         subscribers = [self.subscribers[cursor.id] for cursor in full]
-        grace = self.settings.overflow_grace
         started = self._loop.time()
-        left = min(grace - subscriber.charged(started) for subscriber in subscribers)
-        if left > 0:
-            self.ledger.await_room(full)
-            await self._wait_for_pressure(left)
-            self.ledger.full.difference_update(full)
-            now = self._loop.time()
-            for subscriber in subscribers:
-                subscriber.charge(now, now - started)
+        self.ledger.await_room(full)
+        await self._wait_for_pressure(min(self._grace_left(subscriber) for subscriber in subscribers))
+        self.ledger.full.difference_update(full)
         now = self._loop.time()
-        return [each for each in subscribers if each.cursor.is_active and each.charged(now) >= grace]
+        for subscriber in subscribers:
+            subscriber.charge(now, now - started)
 
-    def _overflow(self, subscriber: Subscriber) -> SubscriberOverflow:
-        return SubscriberOverflow(
-            f"subscriber {subscriber.cursor.id!r} had {self.settings.subscriber_queue_size} events unpulled, and the stream "
-            f"waited for it for more than {self.settings.overflow_grace} s in the last {OVERFLOW_WINDOW:.0f}"
-        )
+    def _grace_left(self, subscriber: Subscriber) -> float:
+        return self.settings.overflow_grace - subscriber.charged(self._loop.time())
+
+    def _overflowed(self, full: list[AnyCursor]) -> list[Subscriber]:
+        """Those who are full and have used up their grace, but for what rounding leaves of it."""
+        subscribers = [self.subscribers[cursor.id] for cursor in full]
+        return [subscriber for subscriber in subscribers if self._grace_left(subscriber) < 1e-6]
+
+    def _fail_overflowed(self, overflowed: list[Subscriber]) -> None:
+        for subscriber in overflowed:
+            error = SubscriberOverflow(
+                f"subscriber {subscriber.cursor.id!r} had {self.settings.subscriber_queue_size} events unpulled, and the stream "
+                f"waited for it for more than {self.settings.overflow_grace} s in the last {OVERFLOW_WINDOW:.0f}"
+            )
+            self._fail(subscriber, error)
 
     async def _wait_for_pressure(self, seconds: float | None) -> None:
         """Wait for a change with the source paused."""

@@ -237,6 +237,29 @@ async def test_r14_a_stop_advances_what_is_resolved_and_leaves_the_rest() -> Non
 
 
 @in_virtual_time
+async def test_r14_nothing_is_fanned_out_after_the_end() -> None:
+    """R14: not even what the reader holds back for an absent subscriber, when something settles while the stream closes."""
+    manager, source = SharedStreamManager(cohort_grace_period=30), Source()
+    gate = asyncio.Event()
+    source.trouble.append(lambda batch: gate.wait())
+    Filter(manager, source, "a", expected={"a", "b"})
+    other = Filter(manager, source, "b", expected={"a", "b"})
+    source.feed(1)
+    await turns()
+    stream = manager.stream(KEY)
+    assert stream is not None
+    await other.leave(abandon=True)
+    source.feed(2)
+    await turns()
+    stopping = asyncio.create_task(manager.stop_all())
+    await turns()
+    gate.set()
+    await stopping
+    assert stream.ledger.next_seq == 1
+    assert source.counts == {1: (2, 0, 0)}
+
+
+@in_virtual_time
 async def test_r14_a_stop_takes_no_longer_than_its_deadlines_and_retries_nothing() -> None:
     """R14: at most advance_timeout + close_timeout, with an advance and an aclose that both hang."""
     manager, source = SharedStreamManager(advance_timeout=5, close_timeout=3), Source()

@@ -74,6 +74,25 @@ async def test_r16_of_several_that_are_full_each_pays() -> None:
 
 
 @in_virtual_time
+async def test_r16_who_has_grace_left_gets_no_event_too_many_because_another_fails() -> None:
+    """R16: of two that are full one has used up its grace: the event that did not fit waits for the other."""
+    manager, source = SharedStreamManager(max_subscriber_queue=2, overflow_grace=5), Source()
+    quick = Filter(manager, source, "quick")
+    costly = Filter(manager, source, "costly", lambda event: asyncio.sleep({0: 4, 10: 1000}.get(event, 0)))
+    stuck = Filter(manager, source, "stuck", lambda event: asyncio.sleep(1000 if event == 10 else 0))
+    source.feed(0, 1, 2, 3)
+    await asyncio.sleep(5)
+    source.feed(10, 11, 12, 13)
+    await asyncio.sleep(2)
+    assert (len(costly.errors), len(stuck.errors)) == (1, 0)
+    assert quick.seen == [0, 1, 2, 3, 10, 11, 12]
+    await asyncio.sleep(4)
+    assert isinstance(stuck.errors[0], SubscriberOverflow)
+    assert quick.seen[-1] == 13
+    await manager.stop_all()
+
+
+@in_virtual_time
 async def test_r16_grace_0_fails_a_full_subscriber_after_one_turn() -> None:
     """R16: Airflow's behaviour: the event that does not fit counts as failed for it."""
     manager, source = SharedStreamManager(max_subscriber_queue=2, overflow_grace=0), Source()
