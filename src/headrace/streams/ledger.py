@@ -20,7 +20,7 @@ from headrace.streams.batch import AdvanceBatch, EventBatch
 from headrace.streams.contract import UNORDERED
 from headrace.streams.cursor import AnyCursor, Cursor, IndexedCursor, Write
 from headrace.streams.match import MatchIndex
-from headrace.streams.segment import Harvest, Lane, Run, Segment
+from headrace.streams.segment import Harvest, Lane, Run, Segment, first_indices
 
 IDLE_LANES: Final = 64
 """Lanes that are kept though they are empty, so that a lane is not made anew for each batch."""
@@ -128,13 +128,12 @@ class Ledger:
 
     def admit(self, batch: EventBatch, limit: int) -> tuple[int, list[AnyCursor]]:
         """How many events of the batch fit before somebody has more than `limit` unpulled, and who is full then."""
-        room = limit - (self.next_seq - self.watermark)
+        count = room = len(batch.raws)
         full: list[AnyCursor] = []
-        if room < len(batch) and self.cursors:
-            places = [(cursor, limit - self.unpulled(cursor, more_than=limit - len(batch))) for cursor in self.cursors.values()]
-            room = min(place for _, place in places)
+        if self.cursors and limit - (self.next_seq - self.watermark) < count:
+            places = [(cursor, limit - self.unpulled(cursor, more_than=limit - count)) for cursor in self.cursors.values()]
+            room = min(max(min(place for _, place in places), 0), count)
             full = [cursor for cursor, place in places if place <= 0]
-        room = min(max(room, 0), len(batch)) if self.cursors else len(batch)
         if self.indexed and self.in_flight + room >= limit:
             coming: dict[IndexedCursor, int] = {}
             for position, raw in enumerate(batch.raws[: max(room, 1)]):
@@ -171,25 +170,26 @@ class Ledger:
     def publish(self, batch: EventBatch, *, now: float = 0.0, absent: int = 0) -> list[IndexedCursor]:
         """Fan a batch out to the cohort of this moment; returns the indexed subscribers it was offered to, repeats possible.
         `absent` expected members count as failed."""
+        audience = len(self.cursors)
         segment = Segment(
             raws=batch.raws,
             payloads=batch.payloads,
             ids=batch.ids,
             sizes=batch.sizes,
             first=self.next_seq,
-            size=len(self.cursors) + len(self.indexed) + absent,
+            size=audience + len(self.indexed) + absent,
             absent=absent,
-            remaining=len(self.cursors),
+            remaining=audience,
             time=now,
         )
         count = segment.count
-        size = segment.bytes_of(range(count))
+        size = segment.bytes_of_all()
         self.next_seq += count
         self.in_flight += count
         self.in_flight_bytes += size
         if batch.lanes is None:
             segment.lane = lane = self._lane(batch.lane)
-            self._append(lane, segment, range(count), size)
+            self._append(lane, segment, first_indices(count), size)
         else:
             self._assign_lanes(segment, batch.lanes)
         self._tail.next = segment
