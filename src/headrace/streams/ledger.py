@@ -485,8 +485,6 @@ class Ledger:
     def _take_resolved(self, run: Run, harvest: Harvest) -> bool:
         """Take the resolved events at the head of the run; whether that was all of it."""
         segment = run.segment
-        if segment.first + run.indices[run.start] >= self.watermark:
-            return False
         if segment.first + segment.count <= self.watermark and not segment.held and not run.start and segment.lanes is None:
             segment.take_all(harvest)
             return True
