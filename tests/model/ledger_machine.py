@@ -84,7 +84,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def start(self, ordered: bool, limit: int, wants: list[set[int] | None]) -> None:
         self.ledger = Ledger(on_news=self.on_news)
         self.ledger.set_ordered(ordered)
-        self.naive = Naive(ordered=ordered)
+        self.naive = Naive(ordered=ordered, clock=lambda: self.now)
         self.limit = limit
         self.now = 0.0
         self.is_away = False
@@ -195,7 +195,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.raws[raw["name"]] = weakref.ref(raw)
             self.payloads[payload.name] = weakref.ref(payload)
         self.ledger.publish(part, now=self.now, absent=absent)
-        for event in self.naive.publish(entries[:admitted], now=self.now, absent=absent):
+        for event in self.naive.publish(entries[:admitted], absent=absent):
             self.lives[self.ledger.lanes[event.lane.key]] = event.lane
         self.rest = self.rest[admitted:]
         self.is_watched = False
@@ -365,6 +365,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def time_and_trouble(self, what: str) -> None:
         if what.startswith("store"):
             self.is_away = what == "store goes"
+            self.naive.store_available(not self.is_away)
         elif what.startswith("tick"):
             for _ in range(1 if what == "tick" else 3):
                 self._tick()
@@ -385,10 +386,9 @@ class LedgerMachine(RuleBasedStateMachine):
         if self.is_away:
             self.ledger.store_away += 1
         naive = self.naive
-        naive.pass_time(1, store_is_away=self.is_away)
-        naive.note(self.now)
-        verdicts = {member: naive.overdue(member, self.now, ACK_TIMEOUT, QUEUE_TIMEOUT) for member in naive.cohort}
-        lapsed = naive.departed_late(self.now, ACK_TIMEOUT)
+        naive.note()
+        verdicts = {member: naive.overdue(member, ACK_TIMEOUT, QUEUE_TIMEOUT) for member in naive.cohort}
+        lapsed = naive.departed_late(ACK_TIMEOUT)
         overdue = {cursor.id: reason for cursor, reason in self.ledger.sweep(self.now, ACK_TIMEOUT, QUEUE_TIMEOUT)}
         for event, member, must in lapsed:
             share = event.cohort[member]

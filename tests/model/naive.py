@@ -7,6 +7,7 @@ sparse exceptions is computed here from that, from the beginning, each time some
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,13 +32,12 @@ class Share:
     state: State
     writes: set[int] = field(default_factory=set)
     rejection: Rejection | None = None
+    pulled_at: float = 0.0
     since: float | None = None
     """The first sweep since it was pulled."""
-    pulled_at: float | None = None
-    waited_for_store: float = 0.0
-    """Seconds of the store's absence while nothing else was waited for."""
-    away_since_bind: float = 0.0
-    """Seconds of the store's absence since it derived something."""
+    bound_at: float = 0.0
+    """When it derived the first of what is not stored."""
+    passed_at: float = 0.0
 
     @property
     def is_resolved(self) -> bool:
@@ -130,8 +130,9 @@ class Member:
 class Naive:
     """One stream's history."""
 
-    def __init__(self, *, ordered: bool) -> None:
+    def __init__(self, *, ordered: bool, clock: Callable[[], float]) -> None:
         self.ordered = ordered
+        self.clock = clock
         self.events: list[Event] = []
         self.members: list[Member] = []
         self.lanes: dict[Hashable, LaneLife] = {}
@@ -140,6 +141,8 @@ class Naive:
         """Bytes of each write that is bound and not stored."""
         self.restarted: set[Hashable] = set()
         """Lanes that started over since the batch was read that is being published."""
+        self.absences: list[tuple[float, float]] = []
+        """From when to when the store was away."""
 
     # -- who is there
 
@@ -163,7 +166,7 @@ class Naive:
                 if abandon or member.offers_again:
                     self._fail(event, share)
                 else:
-                    share.state = State.PASSED
+                    self._pass(share)
         member.is_active = False
         self._break_lanes()
 
@@ -185,6 +188,10 @@ class Naive:
             if member in event.cohort and not event.is_void
         ]
 
+    def _pass(self, share: Share) -> None:
+        share.state = State.PASSED
+        share.passed_at = self.clock()
+
     def _fail(self, event: Event, share: Share) -> None:
         share.state = State.FAILED
         self._drop_writes(share)
@@ -200,7 +207,7 @@ class Naive:
         """A new batch comes from the source."""
         self.restarted = set()
 
-    def publish(self, batch: Sequence[tuple[Any, Hashable, int, Any]], *, now: float, absent: int = 0) -> list[Event]:
+    def publish(self, batch: Sequence[tuple[Any, Hashable, int, Any]], *, absent: int = 0) -> list[Event]:
         """`batch`: name, lane, size and raw event of each."""
         published = []
         for name, key, size, raw in batch:
@@ -210,7 +217,7 @@ class Naive:
                 member: Share(State.UNPULLED if member.wants is None or member.wants(raw) else State.PASSED)
                 for member in self.cohort
             }
-            event = Event(len(self.events), name, lane, size, now, cohort, absent, stale)
+            event = Event(len(self.events), name, lane, size, self.clock(), cohort, absent, stale)
             self.events.append(event)
             lane.untold.append(event)
             published.append(event)
@@ -271,15 +278,13 @@ class Naive:
             if not event.is_void and member in event.cohort and event.cohort[member].state is State.UNPULLED
         ]
 
-    def pull(self, member: Member, *, now: float = 0.0) -> Event | None:
+    def pull(self, member: Member) -> Event | None:
         """Ask for the next event: moves past the one in hand, whether there is another or not."""
         event = self.next_of(member)
         if member.offers_again and event is member.hand and event is not None:
             member.offers_again = False
             return event
-        if (hand := member.open_hand) is not None:
-            hand.cohort[member].state = State.PASSED
-        member.offers_again = False
+        self.move_past(member)
         member.hand = event
         member.attempt = 1
         member.position = len(self.events) if event is None else event.seq
@@ -287,8 +292,17 @@ class Naive:
             assert event not in member.seen
             member.seen.append(event)
             event.cohort[member].state = State.IN_HAND
-            event.cohort[member].pulled_at = now
+            event.cohort[member].pulled_at = self.clock()
         return event
+
+    def move_past(self, member: Member) -> None:
+        """Ask for the next event, and take nothing: the pull is cancelled."""
+        if (hand := member.hand) is not None:
+            if not member.holds_void:
+                self._pass(hand.cohort[member])
+            member.position = max(member.position, hand.seq + 1)
+        member.hand = None
+        member.offers_again = False
 
     def resume(self, member: Member) -> None:
         if (share := member.share) is not None and not member.holds_void:
@@ -301,7 +315,7 @@ class Naive:
         if (share := member.share) is None or member.holds_void:
             return False
         if not share.writes:
-            share.away_since_bind = 0.0
+            share.bound_at = self.clock()
         share.writes.add(write_id)
         self.sizes[write_id] = size
         return True
@@ -373,9 +387,9 @@ class Naive:
         for event in lane.call:
             event.is_settled = True
         lane.call = None
-        if lane.breaks:
-            lane.breaks = False
+        if lane.breaks and not lane.is_lost:
             self.restarted.add(lane.key)
+        lane.breaks = False
 
     # -- bounds
 
@@ -409,20 +423,23 @@ class Naive:
 
     # -- time
 
-    def pass_time(self, seconds: float, *, store_is_away: bool) -> None:
-        if store_is_away:
-            for event in self._untold():
-                for share in event.cohort.values():
-                    if share.writes:
-                        share.away_since_bind += seconds
-                        if share.state is State.PASSED:
-                            share.waited_for_store += seconds
+    def store_available(self, available: bool) -> None:
+        is_away = bool(self.absences) and self.absences[-1][1] == math.inf
+        if available and is_away:
+            self.absences[-1] = self.absences[-1][0], self.clock()
+        elif not available and not is_away:
+            self.absences.append((self.clock(), math.inf))
+
+    def away_since(self, moment: float) -> float:
+        now = self.clock()
+        return sum(max(0.0, min(until, now) - max(since, moment)) for since, until in self.absences)
 
     def _untold(self) -> list[Event]:
         return [event for lane in self.lanes.values() for event in lane.untold]
 
-    def note(self, now: float) -> None:
+    def note(self) -> None:
         """A sweep sees where everybody is: the clocks of what it has not seen before start."""
+        now = self.clock()
         for event in self._untold():
             for share in event.cohort.values():
                 if share.since is None and (share.state is State.IN_HAND or share.writes):
@@ -431,8 +448,9 @@ class Naive:
             if (share := member.share) is not None and share.since is None:
                 share.since = now
 
-    def overdue(self, member: Member, now: float, ack_timeout: float, queue_timeout: float) -> tuple[bool, bool]:
+    def overdue(self, member: Member, ack_timeout: float, queue_timeout: float) -> tuple[bool, bool]:
         """Whether a sweep must, and whether it may, find that the subscriber was too slow."""
+        now = self.clock()
         must = may = False
         hand, share = member.hand, member.share
         if hand is not None and share is not None and share.since is not None:
@@ -442,33 +460,35 @@ class Naive:
             must |= now - max(pulled, unpulled[0].time) >= queue_timeout
         for event in self._untold():
             if member in event.cohort:
-                late = self.late(event.cohort[member], now, ack_timeout)
+                late = self.late(event.cohort[member], ack_timeout)
                 must |= late[0]
                 may |= late[1]
         return must, must or may
 
-    @staticmethod
-    def late(share: Share, now: float, ack_timeout: float) -> tuple[bool, bool]:
+    def late(self, share: Share, ack_timeout: float) -> tuple[bool, bool]:
         """Whether what was derived must, and whether it may, count as not stored in time. The engine stops the clock with the
         store from the first derived event on, the rule when nothing else is waited for."""
         if share.state is not State.PASSED or not share.writes or share.since is None:
             return False, False
-        waited = now - share.since
-        return waited - share.away_since_bind >= ack_timeout, waited - share.waited_for_store >= ack_timeout
+        waited = self.clock() - share.since
+        return (
+            waited - self.away_since(share.bound_at) >= ack_timeout,
+            waited - self.away_since(share.passed_at) >= ack_timeout,
+        )
 
     def lapse(self, event: Event, member: Member) -> None:
         """What one who left had derived was not stored in time."""
         self._fail(event, event.cohort[member])
         self._break_lanes()
 
-    def departed_late(self, now: float, ack_timeout: float) -> list[tuple[Event, Member, bool]]:
+    def departed_late(self, ack_timeout: float) -> list[tuple[Event, Member, bool]]:
         """What those who left had derived and may be late; whether it must be."""
         return [
             (event, member, must)
             for event in self._untold()
             for member, share in event.cohort.items()
             if not member.is_active
-            for must, may in [self.late(share, now, ack_timeout)]
+            for must, may in [self.late(share, ack_timeout)]
             if may
         ]
 
