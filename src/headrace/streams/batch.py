@@ -211,17 +211,14 @@ def event_id(raw: Any) -> str | None:
     return raw.id if hasattr(raw, "byte_size") and hasattr(raw, "id") else None
 
 
-_MEASURED_BY_LENGTH: Final = frozenset({bytes, str})
-
-
 def _sizes(raws: list[Any]) -> list[int] | None:
     if len(raws) == 1:
         size = _size(raws[0])
         return None if size == UNKNOWN_SIZE else [size]
     kinds = set(map(type, raws))
-    if kinds <= _MEASURED_BY_LENGTH:
+    if kinds <= {bytes, str}:
         return list(map(len, raws))
-    if kinds.isdisjoint(_MEASURED_BY_LENGTH) and not any(hasattr(kind, "byte_size") for kind in kinds):
+    if not any(kind in (bytes, str) or hasattr(kind, "byte_size") for kind in kinds):
         return None
     if len(kinds) == 1:
         return [raw.byte_size for raw in raws]

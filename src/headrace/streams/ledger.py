@@ -20,7 +20,7 @@ from headrace.streams.batch import AdvanceBatch, EventBatch
 from headrace.streams.contract import UNORDERED
 from headrace.streams.cursor import AnyCursor, Cursor, IndexedCursor, Write
 from headrace.streams.match import MatchIndex
-from headrace.streams.segment import Harvest, Lane, Run, Segment, first_indices
+from headrace.streams.segment import Harvest, Lane, Run, Segment
 
 IDLE_LANES: Final = 64
 """Lanes that are kept though they are empty, so that a lane is not made anew for each batch."""
@@ -128,12 +128,13 @@ class Ledger:
 
     def admit(self, batch: EventBatch, limit: int) -> tuple[int, list[AnyCursor]]:
         """How many events of the batch fit before somebody has more than `limit` unpulled, and who is full then."""
-        count = room = len(batch.raws)
+        room = limit - (self.next_seq - self.watermark)
         full: list[AnyCursor] = []
-        if self.cursors and limit - (self.next_seq - self.watermark) < count:
-            places = [(cursor, limit - self.unpulled(cursor, more_than=limit - count)) for cursor in self.cursors.values()]
-            room = min(max(min(place for _, place in places), 0), count)
+        if room < len(batch) and self.cursors:
+            places = [(cursor, limit - self.unpulled(cursor, more_than=limit - len(batch))) for cursor in self.cursors.values()]
+            room = min(place for _, place in places)
             full = [cursor for cursor, place in places if place <= 0]
+        room = min(max(room, 0), len(batch)) if self.cursors else len(batch)
         if self.indexed and self.in_flight + room >= limit:
             coming: dict[IndexedCursor, int] = {}
             for position, raw in enumerate(batch.raws[: max(room, 1)]):
@@ -170,26 +171,25 @@ class Ledger:
     def publish(self, batch: EventBatch, *, now: float = 0.0, absent: int = 0) -> list[IndexedCursor]:
         """Fan a batch out to the cohort of this moment; returns the indexed subscribers it was offered to, repeats possible.
         `absent` expected members count as failed."""
-        audience = len(self.cursors)
         segment = Segment(
             raws=batch.raws,
             payloads=batch.payloads,
             ids=batch.ids,
             sizes=batch.sizes,
             first=self.next_seq,
-            size=audience + len(self.indexed) + absent,
+            size=len(self.cursors) + len(self.indexed) + absent,
             absent=absent,
-            remaining=audience,
+            remaining=len(self.cursors),
             time=now,
         )
         count = segment.count
-        size = segment.bytes_of_all()
+        size = segment.bytes_of(range(count))
         self.next_seq += count
         self.in_flight += count
         self.in_flight_bytes += size
         if batch.lanes is None:
             segment.lane = lane = self._lane(batch.lane)
-            self._append(lane, segment, first_indices(count), size)
+            self._append(lane, segment, range(count), size)
         else:
             self._assign_lanes(segment, batch.lanes)
         self._tail.next = segment

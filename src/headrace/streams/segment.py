@@ -26,12 +26,6 @@ def _clean(size: int) -> AdvanceOutcome:
     return AdvanceOutcome(size, 0)
 
 
-@lru_cache(maxsize=1024)
-def first_indices(count: int) -> range:
-    """`range(count)`, shared by the segments of that many events."""
-    return range(count)
-
-
 class Segment:
     """A batch of events that went to one cohort at one moment; `first` is the sequence number of its event 0.
 
@@ -88,10 +82,6 @@ class Segment:
         if self.lanes is not None:
             return self.lanes[start:stop]
         return (self.lane,) if self.lane is not None and start < stop else ()
-
-    def bytes_of_all(self) -> int:
-        """Bytes of all its events."""
-        return UNKNOWN_SIZE * self.count if self.sizes is None else sum(self.sizes)
 
     def bytes_of(self, indices: Sequence[int]) -> int:
         """Bytes of these events."""
@@ -159,9 +149,10 @@ class Segment:
 
     def take_all(self, harvest: Harvest) -> None:
         """As `take`, for a segment that everybody is through."""
-        harvest.bytes += self.bytes_of_all()
+        indices = range(self.count)
+        harvest.bytes += self.bytes_of(indices)
         harvest.items.payloads += self.payloads
-        harvest.items.outcomes += self._outcomes(first_indices(self.count))
+        harvest.items.outcomes += self._outcomes(indices)
         self.raws = self.payloads = []
         self.sizes = None
 
