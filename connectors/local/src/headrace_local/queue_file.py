@@ -392,8 +392,9 @@ class QueueFile:
     # --- the file -----------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        (application,) = self._db.execute("PRAGMA application_id").fetchone()
+        # in this order: whoever makes the file now commits both at once, so the mark is there if the tables are
         (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (application,) = self._db.execute("PRAGMA application_id").fetchone()
         if tables and application != APPLICATION_ID:
             raise SourceMisconfigured(f"{self.path} is another program's database: give the broker a file of its own")
         self._db.execute("PRAGMA synchronous = NORMAL")
