@@ -5,9 +5,9 @@ where Airflow's can only yield events. It reads jobs from stdin, one JSON object
 jobs of the two worlds can alternate without an interpreter starting in between. Times are CPU seconds of this process: what
 others do on the machine concerns them less.
 
-A job: `subscribers`, `events`, `batch` (events a poll), `lanes`, and `indexed` (each subscriber wants events of its own number,
-and event n is of number `n % subscribers`, or of nobody's with `nobody`). Of 100 events that a subscriber lets through, one
-derives something, which is confirmed at the loop's next turn. `bare` drains the same filters without any manager.
+A job: `subscribers`, `events`, `batch` (events a poll), `lanes`, and `indexed`: each subscriber wants the events of its own
+number, and event n is of number `n % subscribers`, or with `nobody` of nobody's. Of 100 events that a subscriber lets through,
+one derives something, which is confirmed at the loop's next turn. `bare` drains the same filters without any manager.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ else:
     from headrace import BaseEventTrigger, SharedStreamManager, SharedStreamProducer, TriggerEvent
 
 AHEAD = 700
-"""Events that the source reads ahead of what is settled: less than fills a queue, which Airflow would fail."""
+"""Events that the source reads ahead of what is settled: a subscriber's queue takes them (Airflow fails who has a full one)."""
 
 
 class Source(SharedStreamProducer):

@@ -5,19 +5,14 @@ from __future__ import annotations
 from benchmarks.goals import Goal, Report
 from benchmarks.worlds import World, Worlds, interleaved, median, ratio
 
-# subscribers: at least, stretch, events for ours, events for Airflow's, rounds
+# subscribers: at least, stretch, our events, Airflow's events, rounds
 BATCHES_OF_100 = {
-    1: (8, 15, 40_000, 8_000, 9),
-    10: (12, 20, 20_000, 2_500, 7),
-    100: (15, 25, 4_000, 400, 7),
-    1000: (18, 30, 600, 60, 5),
+    1: (8, 15, 40_000, 5_000, 7),
+    10: (12, 20, 12_000, 1_000, 7),
+    100: (15, 25, 3_000, 200, 5),
+    1000: (18, 30, 400, 100, 3),
 }
-SINGLE_EVENTS = {
-    1: (1.5, 2, 5_000, 5_000, 9),
-    10: (2, 2.5, 3_000, 2_000, 7),
-    100: (2, 3, 800, 400, 7),
-    1000: (2.5, 4, 100, 50, 5),
-}
+SINGLE_EVENTS = {1: (1.5, 2, 4_000, 4_000, 9), 10: (2, 2.5, 2_000, 1_000, 7), 100: (2, 3, 400, 200, 7), 1000: (2.5, 4, 60, 30, 3)}
 
 
 def report() -> Report:

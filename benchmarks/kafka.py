@@ -89,7 +89,7 @@ class Ours:
     """A runner on the topic. A context manager: between its ends it reads."""
 
     def __init__(self, address: str, topic: str, subscribers: int) -> None:
-        config = KafkaConfig(bootstrap_servers=address, topics=topic, group_id=f"ours-{uuid.uuid4().hex}")
+        config = KafkaConfig(bootstrap_servers=(address,), topics=(topic,), group_id=f"ours-{uuid.uuid4().hex}")
         create = KafkaConnector().create_producer
         settings = StreamSettings(max_parallel_advances=KafkaConnector.capabilities.parallel_advances)
         self._stream = StreamSpec("orders", "kafka", config, lambda: create(config), settings)

@@ -26,13 +26,13 @@ class Paced(SharedStreamProducer):
 
     def __init__(self, interval: float, batches: int) -> None:
         self._interval = interval
-        self._batches = batches
+        self._count = batches
         self.settled: dict[int, float] = {}
 
     async def open_batches(self) -> AsyncIterator[list[tuple[int, int]]]:
         clock = asyncio.get_running_loop().time
         due = clock()
-        for number in range(self._batches):
+        for number in range(self._count):
             while (number - 5) * BATCH > len(self.settled):
                 await asyncio.sleep(0)
             yield [(event, event) for event in range(number * BATCH, (number + 1) * BATCH)]
